@@ -45,7 +45,7 @@ type instance struct {
 	count     func(*metrics.Metrics)             // publishes counters; or nil
 
 	// clientsBackend is see.View's; or nil.
-	clientsBackend func(desired.ServicePort, desired.Protocol, netip.Addr) (desired.Backend, time.Duration, error)
+	clientsBackend func(*desired.Frontend, netip.Addr) (desired.Backend, time.Duration, error)
 
 	// missing is a Probe that changes nothing. It is nil if Probe is one.
 	missing func() []dataplane.Missing

@@ -438,6 +438,7 @@ func desiredConfig(c *config.Config, node string, without desired.Families) desi
 		DirectPod:   directPod,
 
 		IPVS:              c.Traits().VirtualServers,
+		NoRanges:          !c.Traits().PortRanges,
 		LoopbackNodePorts: loopbackNodePorts(c),
 	}
 }

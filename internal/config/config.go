@@ -45,13 +45,14 @@ type Traits struct {
 	Algorithms      bool // how endpoints are chosen can be configured, see Config.Balancing
 	VirtualServers  bool // IPVS chooses endpoints, and has addresses of Services on an interface
 	KernelLocalhost bool // the kernel serves NodePorts on IPv4 loopback addresses, with iptables.localhostNodePorts
+	PortRanges      bool // there are ranges of ports of Services
 	RelaysLocalhost bool // the process serves NodePorts on loopback addresses, with a feature gate
 }
 
 var traits = map[string]Traits{
 	IPTables: {IPTables: true, FormerIPTables: true, KernelLocalhost: true},
 	IPVS:     {FormerIPTables: true, VirtualServers: true},
-	NFTables: {NFTablesBlock: true, Primary: true, Algorithms: true, RelaysLocalhost: true},
+	NFTables: {NFTablesBlock: true, Primary: true, Algorithms: true, PortRanges: true, RelaysLocalhost: true},
 }
 
 // TraitsOf returns the traits of a mode.

@@ -19,15 +19,20 @@ func NewBackend(ap netip.AddrPort) Backend {
 // Addr is the backend's address. IPv4 addresses are not in their IPv4-mapped form.
 func (b Backend) Addr() netip.Addr { return b.ip.addr() }
 
-// Port is the backend's port number.
+// Port is the backend's port number; 0 for an endpoint of a range, which has that of the connection.
 func (b Backend) Port() uint16 { return b.port }
 
 // As16 is the address in 16 bytes, an IPv4 one in its IPv4-mapped form. It does
 // not convert, for dataplanes that encode many backends.
 func (b Backend) As16() [16]byte { return b.ip }
 
-// String is "10.0.1.5:8080" or "[fd00::5]:8080".
-func (b Backend) String() string { return netip.AddrPortFrom(b.Addr(), b.port).String() }
+// String is "10.0.1.5:8080" or "[fd00::5]:8080", or the address of an endpoint of a range.
+func (b Backend) String() string {
+	if b.port == 0 {
+		return b.Addr().String()
+	}
+	return netip.AddrPortFrom(b.Addr(), b.port).String()
+}
 
 // Compare orders backends by address, then by port.
 func (b Backend) Compare(c Backend) int {

@@ -174,7 +174,7 @@ func (svc *service) elements() (n int) {
 // countBackends counts, n times, the backends that a slice has at most for the ports of a Service.
 func (svc *service) countBackends(sl *slice, n int) {
 	if sl != nil && svc.wanted != nil {
-		svc.backends[sl.family] += n * min(len(svc.wanted.ports), len(sl.ports)) * len(sl.endpoints)
+		svc.backends[sl.family] += n * (min(len(svc.wanted.ports)-svc.wanted.portRanges, len(sl.ports)) + svc.wanted.portRanges) * len(sl.endpoints)
 	}
 }
 

@@ -6,7 +6,7 @@ import "slices"
 
 // Change returns the difference from the last Change or Full.
 func (s *State) Change() *Update {
-	if s.local() != s.reportedLocal {
+	if s.local() != s.reportedLocal || s.ranged != s.reportedRanged {
 		return &Update{Change: Change{Rebuild: true, Local: s.local()}}
 	}
 	return s.collect()
@@ -14,9 +14,9 @@ func (s *State) Change() *Update {
 
 // collect returns the difference from the last report and marks it as reported.
 func (s *State) collect() *Update {
-	s.reportedLocal = s.local()
+	s.reportedLocal, s.reportedRanged = s.local(), s.ranged
 	s.keepBudgets()
-	c := &Update{Change: Change{Local: s.reportedLocal, Masquerade: s.config.masquerade()}}
+	c := &Update{Change: Change{Local: s.reportedLocal, Ranges: s.ranged, Masquerade: s.config.masquerade()}}
 	owners := s.formerOwners()
 	for _, e := range s.dirtyEndpoints {
 		e.dirty = false
@@ -44,6 +44,7 @@ func (s *State) collect() *Update {
 			f.contest = nil
 		}
 		s.reportAPIServer(f)
+		s.reportNodes(f)
 		if s.config.relayed(f.key) {
 			c.Relays = append(c.Relays, s.relay(f))
 		} else if fc, differs := s.frontendChange(f); differs {
@@ -51,6 +52,7 @@ func (s *State) collect() *Update {
 		}
 		if len(f.claims) == 0 {
 			delete(s.frontends, f.key)
+			s.forgetRange(f)
 		}
 	}
 	c.Health = s.healthChanges()
@@ -103,7 +105,7 @@ func (s *State) Full() *Update {
 // nothing. The kernel has it if programming succeeded. Later events are not included.
 // Reported does not modify the State.
 func (s *State) Reported() *Change {
-	c := &Change{Local: s.reportedLocal, Masquerade: s.config.masquerade()}
+	c := &Change{Local: s.reportedLocal, Ranges: s.reportedRanged, Masquerade: s.config.masquerade()}
 	c.Frontends = make([]FrontendChange, 0, len(s.frontends))
 	for _, f := range s.frontends {
 		if f.reported != nil {

@@ -88,7 +88,7 @@ func (spec *serviceSpec) eachNodePort(p *port, addrs []netip.Addr, do func(Front
 }
 
 func frontendKey(ip netip.Addr, number uint16, p *port) FrontendKey {
-	return FrontendKey{netip.AddrPortFrom(ip, number), p.protocol}
+	return FrontendKey{netip.AddrPortFrom(ip, number), p.protocol, p.last}
 }
 
 func (s *State) claim(key FrontendKey, kind AddressKind, p *port) {
@@ -96,6 +96,9 @@ func (s *State) claim(key FrontendKey, kind AddressKind, p *port) {
 	if f == nil {
 		f = &frontend{key: key}
 		s.frontends[key] = f
+		if key.IsRange() {
+			s.ranges[key.Addr()] = append(s.ranges[key.Addr()], f)
+		}
 	}
 	c := claim{kind, p}
 	i := f.find(c)
@@ -105,23 +108,28 @@ func (s *State) claim(key FrontendKey, kind AddressKind, p *port) {
 	s.countOverridden(f, 1)
 	s.dirtyFrontend(f)
 	if len(f.claims) > 1 {
-		s.reportContest(f, f.claims[0], f.claims[max(i, 1)])
+		s.reportContest(f, f.key, f.claims[0], f.claims[max(i, 1)])
 	}
 	for e, nodePort := range s.overrides(f) {
 		winner, loser := rank(e, nodePort)
-		s.reportContest(e, winner, loser)
+		s.reportContest(e, e.key, winner, loser)
 	}
+	s.overlapping(f)
 }
 
-// reportContest reports that a port does not have a frontend that it claims, unless that is what
-// was reported last.
-func (s *State) reportContest(f *frontend, winner, loser claim) {
+// reportContest reports that a port does not have a frontend that it claims, because of another one with a
+// key, unless that is what was reported last.
+func (s *State) reportContest(f *frontend, key FrontendKey, winner, loser claim) {
 	contest := [2]ServicePort{winner.port.name, loser.port.name}
 	if loser.port.service == winner.port.service || f.contest != nil && *f.contest == contest {
 		return
 	}
 	f.contest = &contest
-	problem := problemOf(loser.port.service.name, "spec.ports", fmt.Sprintf("%s belongs to Service %s as its %s", f.key, winner.port.name, winner.kind))
+	field := "spec.ports"
+	if loser.port.last != 0 {
+		field = rangesField
+	}
+	problem := problemOf(loser.port.service.name, field, fmt.Sprintf("%s belongs to Service %s as its %s", key, winner.port.name, winner.kind))
 	problem.Contested = true
 	s.addProblem(problem)
 }
@@ -134,6 +142,7 @@ func (s *State) unclaim(key FrontendKey, kind AddressKind, p *port) {
 	s.countClaim(f, i, c, -1)
 	s.countOverridden(f, 1)
 	s.dirtyFrontend(f)
+	s.overlapping(f)
 }
 
 // countClaim counts, n times, what a claim at place i adds to the claims of Services that do not
@@ -219,7 +228,8 @@ func (s *State) frontend(c claim, key FrontendKey) *Frontend {
 		Scope:       scope,
 		LocalPool:   NoPool,
 		Affinity:    spec.affinity,
-		SlowPath:    spec.slowPath,
+		Shared:      c.port.shared,
+		SlowPath:    spec.slowPath || key.IsRange(),
 		IPVS:        fromOutside&byIPVS != 0,
 	}
 	if fromOutside != kind {

@@ -70,6 +70,9 @@ type Config struct {
 	// Supports returns an error if the dataplane lacks an algorithm. nil supports all.
 	Supports func(Algorithm) error
 
+	// NoRanges says that the dataplane does not have [AnnotationPortRanges].
+	NoRanges bool
+
 	// Loads counts the connections of backends, for LeastConnections. Without, it is Random.
 	Loads Loads
 

@@ -266,10 +266,15 @@ func (s *State) frontendAt(to FrontendKey) *frontend {
 	key, ok := ServedBy(to, has, func(a netip.Addr) bool {
 		return s.sets[NodeAddresses].has(Address(a)) && !s.sets[ClusterIPs].has(Address(a))
 	})
-	if !ok {
-		return nil
+	if ok {
+		return s.frontends[key]
 	}
-	return s.frontends[key]
+	for r := range s.rangesOver(to) {
+		if s.serves(r) {
+			return r
+		}
+	}
+	return nil
 }
 
 // FrontendAt returns the frontend that serves a destination, as it was reported last; nil without.
@@ -309,6 +314,11 @@ func (s *State) Decide(from Origin, to FrontendKey) Decision {
 	d.Takes = s.pools[d.Pool].choice.String()
 	if d.Candidates = s.candidates(&pool); len(d.Candidates) == 0 {
 		d.Empty = whyEmpty(&d.Port, d.IfEmpty != Reject && of.tally.all[usable]+of.tally.all[lastResort] > 0)
+	}
+	for i := range d.Candidates {
+		if f.IsRange() {
+			d.Candidates[i].port = to.Port()
+		}
 	}
 	d.Masquerade = s.masquerading(f, from)
 	return d

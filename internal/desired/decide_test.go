@@ -59,11 +59,11 @@ func TestDecideAsTheKernelDoes(t *testing.T) {
 		s.Full()
 		other := map[bool]None{false: NotOurs, true: UnknownPort}[byAddress]
 		for to, want := range map[string]None{"127.0.0.1:30080": NotOnLoopback, "127.0.0.1:30081": NotOurs, "192.0.2.10:81": other, "10.96.0.1:81": UnknownPort} {
-			if d := s.Decide(Origin{Class: FromNode}, FrontendKey{netip.MustParseAddrPort(to), TCP}); d.None != want {
+			if d := s.Decide(Origin{Class: FromNode}, FrontendKey{AddrPort: netip.MustParseAddrPort(to), Protocol: TCP}); d.None != want {
 				t.Errorf("by address %v: the decision about %s is %q", byAddress, to, d)
 			}
 		}
-		if d := s.Decide(s.Origin(node, ""), FrontendKey{netip.MustParseAddrPort("10.96.0.1:80"), TCP}); d.Masquerade != KeptPod {
+		if d := s.Decide(s.Origin(node, ""), FrontendKey{AddrPort: netip.MustParseAddrPort("10.96.0.1:80"), Protocol: TCP}); d.Masquerade != KeptPod {
 			t.Errorf("by address %v: masquerading of a node's address in the range of pods is %v", byAddress, d.Masquerade)
 		}
 	}

@@ -155,6 +155,9 @@ func (sl *slice) endpointsFor(e *endpoints) (common ofSlice, all []sliceEndpoint
 	if sl == nil || sl.family != e.family {
 		return common, nil
 	}
+	if e.port.last != 0 {
+		return ofSlice{0, sl.weight}, sl.endpoints // the ports of connections
+	}
 	i, found := slices.BinarySearchFunc(sl.ports, slicePort{name: e.port.portID.name, protocol: e.port.protocol}, slicePort.compare)
 	if !found {
 		return common, nil

@@ -21,7 +21,8 @@ type StaleFlows struct {
 	Protocol Protocol
 
 	// Frontends are the original destinations of the flows. A NodePort has one for each
-	// address that serves it.
+	// address that serves it. A flow to a port in a range goes to an endpoint's same port, unless the port
+	// has another frontend.
 	Frontends []FrontendKey
 
 	// Backends are endpoints that no longer serve. Flows to them are stale.
@@ -177,7 +178,11 @@ func (s *State) movedFlows(all []StaleFlows, former map[FrontendKey]*endpoints) 
 			moved[now] = append(moved[now], to)
 		default:
 			e := ended[to.Protocol]
-			ended[to.Protocol] = StaleFlows{to.Protocol, append(e.Frontends, to), append(e.Backends, NewBackend(to.AddrPort)), true}
+			itself := NewBackend(to.AddrPort)
+			if to.IsRange() {
+				itself.port = 0
+			}
+			ended[to.Protocol] = StaleFlows{to.Protocol, append(e.Frontends, to), append(e.Backends, itself), true}
 		}
 	}
 	for e, to := range moved {

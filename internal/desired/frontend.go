@@ -93,6 +93,7 @@ func (k AddressKind) External() bool { return k != ClusterIP }
 type FrontendKey struct {
 	netip.AddrPort
 	Protocol Protocol
+	Last     uint16 // the last port of a range; 0 for one port ([AnnotationPortRanges])
 }
 
 // OnNode reports whether the frontend is a NodePort at all addresses in [NodeAddresses].
@@ -103,11 +104,17 @@ func (k FrontendKey) NodePort() FrontendKey { return k.At(unspecified[FamilyOf(k
 
 // At is the key with another address.
 func (k FrontendKey) At(ip netip.Addr) FrontendKey {
-	return FrontendKey{netip.AddrPortFrom(ip, k.Port()), k.Protocol}
+	return FrontendKey{netip.AddrPortFrom(ip, k.Port()), k.Protocol, k.Last}
 }
 
-// String is "10.96.0.10:53/UDP".
-func (k FrontendKey) String() string { return k.AddrPort.String() + "/" + k.Protocol.String() }
+// String is "10.96.0.10:53/UDP", or "10.96.0.10:10000-20000/UDP" for a range.
+func (k FrontendKey) String() string {
+	s := k.AddrPort.String()
+	if k.IsRange() {
+		s = fmt.Sprintf("%s-%d", s, k.Last)
+	}
+	return s + "/" + k.Protocol.String()
+}
 
 // Frontend is an address, protocol and port that clients connect to. It is
 // comparable.
@@ -133,6 +140,10 @@ type Frontend struct {
 	// Affinity is how many seconds a client's address keeps its backend after its
 	// last new connection (sessionAffinity: ClientIP); 0 without affinity.
 	Affinity uint32
+
+	// Shared says that a client keeps its endpoint in all ports of the Service, as it has ranges and
+	// Affinity.
+	Shared bool
 
 	// Sources are the client addresses that may connect; nil for all.
 	Sources *SourceRanges

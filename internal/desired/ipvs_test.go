@@ -44,7 +44,7 @@ func TestServedByIPVS(t *testing.T) {
 			if err := kernel.apply(s.Change()); err != nil {
 				t.Fatalf("%s, %s: %v", c.name, when, err)
 			}
-			f, text := kernel.frontends[FrontendKey{netip.MustParseAddrPort(c.at), TCP}], ""
+			f, text := kernel.frontends[FrontendKey{AddrPort: netip.MustParseAddrPort(c.at), Protocol: TCP}], ""
 			for i, id := range f.Pools() {
 				text += []string{"", " "}[i] + map[bool]string{true: "ipvs", false: "table"}[kernel.pools[id].ipvs]
 			}

@@ -262,7 +262,7 @@ func TestLoadsChanged(t *testing.T) {
 	for _, c := range []struct{ destination, want string }{
 		{"10.96.0.1:80", "web-0"}, {"192.0.2.1:30001", "web-1"}, {"10.96.0.3:80", ""}, {"10.96.0.9:80", ""}, {"192.0.2.1:30009", ""},
 	} {
-		loads.changed = []FrontendKey{{netip.MustParseAddrPort(c.destination), TCP}}
+		loads.changed = []FrontendKey{{AddrPort: netip.MustParseAddrPort(c.destination), Protocol: TCP}}
 		changed := s.LoadsChanged()
 		got := ""
 		for _, p := range s.Change().Pools {

@@ -89,7 +89,7 @@ func TestLoadsUnknown(t *testing.T) {
 		d.set(s)
 		s.Full()
 		loads.loads[s.pools[0].of.entries[0].backend] = Load{Open: 100, Begun: 100}
-		loads.changed = []FrontendKey{{netip.MustParseAddrPort("10.96.0.1:1000"), TCP}}
+		loads.changed = []FrontendKey{{AddrPort: netip.MustParseAddrPort("10.96.0.1:1000"), Protocol: TCP}}
 		look := func(what string, changed bool, want Algorithm, weights, problems int) {
 			t.Helper()
 			s.LoadsChanged()

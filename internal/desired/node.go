@@ -15,6 +15,7 @@ type node struct {
 	ips      [families]netip.Addr   // the first of each family that the Node object has
 	podCIDRs [families]netip.Prefix // as the Node object has them
 	addrs    []netip.Addr           // on its interfaces
+	listed   []netip.Addr           // all that the Node object has
 }
 
 // SetNode adds or replaces a Node. Of other nodes than this one, only the addresses matter.
@@ -32,6 +33,10 @@ func (s *State) SetNode(in *corev1.Node) (changed bool) {
 	if zone := in.Labels[corev1.LabelTopologyZone]; zone != s.node.zone {
 		s.node.zone = zone
 		s.updateZones()
+	}
+	if all := addressesOf(in); len(all) > 0 {
+		s.node.listed = all
+		s.decideRanges()
 	}
 	former, primary := s.node.ips, s.config.NodeIP
 	var seen [families]bool
@@ -92,6 +97,7 @@ func (s *State) setOtherNode(name string, addrs []netip.Addr) {
 		add(s.balancers.others, a, 1)
 	}
 	s.moveAddresses(former, addrs)
+	s.decideRanges()
 }
 
 // addressesOf returns the addresses of a Node.
@@ -119,6 +125,7 @@ func (s *State) SetNodeAddresses(addrs []netip.Addr) {
 	}
 	s.moveAddresses(former, addrs)
 	s.selectNodePortAddrs()
+	s.decideRanges()
 }
 
 // useOwn leaves out IPv6 link-local addresses: each interface has one, also those of pods.
@@ -161,7 +168,7 @@ func (s *State) selectNodePortAddrs() {
 			for e := range s.beside(f, added) {
 				s.countPair(e, f, 1)
 				winner, loser := rank(e, f)
-				s.reportContest(e, winner, loser)
+				s.reportContest(e, e.key, winner, loser)
 			}
 		})
 		for _, ip := range removed {

@@ -53,7 +53,8 @@ func rank(e, nodePort *frontend) (winner, loser claim) {
 
 // serves reports whether a frontend is programmed.
 func (s *State) serves(f *frontend) bool {
-	return f != nil && len(f.claims) > 0 && (f.claims[0].kind <= NodePort || s.nodePortAt(f.key) == nil && !s.isAPIServer(f.key))
+	return f != nil && len(f.claims) > 0 && (f.claims[0].kind <= NodePort || s.nodePortAt(f.key) == nil && !s.isAPIServer(f.key)) &&
+		!s.outranked(f) && !s.isNodes(f)
 }
 
 // apiServer is the Service whose endpoints are the API servers.
@@ -63,10 +64,10 @@ var apiServer = types.NamespacedName{Namespace: "default", Name: "kubernetes"}
 func (s *State) isAPIServer(key FrontendKey) (is bool) {
 	if svc := s.services[apiServer]; svc != nil {
 		for _, sl := range svc.slices {
-			sl.eachAddress(func(k FrontendKey) { is = is || k == key })
+			sl.eachAddress(func(k FrontendKey) { is = is || k.Overlaps(key) })
 		}
 	}
-	return is || key.Protocol == TCP && slices.Contains(s.config.APIServers, key.AddrPort)
+	return is || slices.ContainsFunc(s.config.APIServers, func(a netip.AddrPort) bool { return key.Overlaps(FrontendKey{AddrPort: a, Protocol: TCP}) })
 }
 
 // eachAddress calls do for each address and port of a slice, nil for none.
@@ -76,7 +77,7 @@ func (sl *slice) eachAddress(do func(FrontendKey)) {
 	}
 	for _, p := range sl.ports {
 		for _, e := range sl.endpoints {
-			do(FrontendKey{netip.AddrPortFrom(Backend{ip: e.ip}.Addr(), p.number), p.protocol})
+			do(FrontendKey{AddrPort: netip.AddrPortFrom(Backend{ip: e.ip}.Addr(), p.number), Protocol: p.protocol})
 		}
 	}
 }
@@ -89,6 +90,7 @@ func (s *State) leaveAPIServer(sl *slice) {
 				s.dirtyFrontend(f)
 			}
 		})
+		s.decideRanges()
 	}
 }
 
@@ -139,7 +141,14 @@ func (s *State) isContested(f *frontend) bool {
 	for range s.overrides(f) {
 		return true
 	}
-	return len(f.claims) > 1
+	for range s.rangesOver(f.key) {
+		return true
+	}
+	others := false
+	if f.key.IsRange() {
+		s.portsIn(f.key, func(*frontend) { others = true })
+	}
+	return others || len(f.claims) > 1 || s.isNodes(f)
 }
 
 // destinations returns the destinations of packets to a frontend.

@@ -29,7 +29,7 @@ func permitted[T interface {
 		return in
 	}
 	s.forget(in, in.GetNamespace(), in.GetName())
-	if !slices.ContainsFunc([]string{AnnotationScheduler, AnnotationLocalZone, AnnotationSlowStart, AnnotationWeight, AnnotationFastPath, AnnotationFailover}, func(a string) bool { return in.GetAnnotations()[a] != "" }) {
+	if !slices.ContainsFunc([]string{AnnotationScheduler, AnnotationLocalZone, AnnotationSlowStart, AnnotationWeight, AnnotationFastPath, AnnotationFailover, AnnotationPortRanges}, func(a string) bool { return in.GetAnnotations()[a] != "" }) {
 		return in
 	}
 	of := s.permits.objects[in.GetNamespace()]

@@ -44,6 +44,7 @@ type serviceSpec struct {
 	healthPort uint16 // 0 for none
 	slowPath   bool   // connections do not take the fast path
 	failsOver  bool   // AnnotationFailover
+	portRanges int    // how many of ports are ranges
 	closed     bool   // one of ranges is invalid
 	Scheduler
 	open      [families]bool // one of ranges contains all addresses
@@ -68,7 +69,9 @@ type portID struct {
 	name     string
 	protocol Protocol
 	number   uint16
-	sticky   bool // the Service has session affinity
+	sticky   bool   // the Service has session affinity
+	shared   bool   // and ranges
+	last     uint16 // of a range that begins with number; 0 for one port
 }
 
 type port struct {
@@ -127,9 +130,10 @@ func (s *State) compactService(in *corev1.Service) *serviceSpec {
 	if n := in.Spec.HealthCheckNodePort; in.Spec.Type == corev1.ServiceTypeLoadBalancer && out.policy.externalLocal && n > 0 && n < 1<<16 {
 		out.healthPort = uint16(n)
 	}
+	s.portRanges(out, in)
 	ids := map[portID]bool{} // of what clients and slices distinguish ports by: numbers, and names
 	for i, p := range in.Spec.Ports {
-		port := &port{portID: portID{p.Name, protocolOf(p.Protocol), uint16(p.Port), out.affinity != 0}, nodePort: uint16(p.NodePort)}
+		port := &port{portID: portID{name: p.Name, protocol: protocolOf(p.Protocol), number: uint16(p.Port), sticky: out.affinity != 0, shared: out.affinity != 0 && out.portRanges > 0}, nodePort: uint16(p.NodePort)}
 		switch {
 		case port.protocol == 0:
 			s.serviceProblem(in, fmt.Sprintf("spec.ports[%d].protocol", i), "no such protocol: "+string(p.Protocol))

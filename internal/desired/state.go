@@ -20,7 +20,8 @@ type State struct {
 	services  map[types.NamespacedName]*service
 	slices    map[types.NamespacedName]*slice
 	frontends map[FrontendKey]*frontend
-	pools     []*pool // by PoolID; nil if free
+	ranges    map[netip.Addr][]*frontend // those with ranges of ports
+	pools     []*pool                    // by PoolID; nil if free
 	freePools []PoolID
 
 	sets [Sets]counted // NodeAddresses are nodePortAddrs, unless Config.IPVS
@@ -51,6 +52,8 @@ type State struct {
 
 	contestedDiffers bool // from the last call of Contested
 	reportedLocal    LocalTraffic
+	ranged           bool // there are ranges of ports, or have been
+	reportedRanged   bool
 	noLocal          NoLocalEndpoints
 	proxied          int // number of Services with a spec
 }
@@ -62,6 +65,7 @@ func New(c Config) *State {
 		services:   map[types.NamespacedName]*service{},
 		slices:     map[types.NamespacedName]*slice{},
 		frontends:  map[FrontendKey]*frontend{},
+		ranges:     map[netip.Addr][]*frontend{},
 		balancers:  newBalancers(),
 		contested:  map[types.NamespacedName]int{},
 		otherNodes: map[string][]netip.Addr{},

@@ -196,7 +196,7 @@ func (s *State) viewPort(svc *service, e *endpoints, withEndpoints bool) PortVie
 			v.Slices++
 		}
 		common, all := sl.endpointsFor(e)
-		if common.port == 0 && sl.family == e.family {
+		if common.port == 0 && e.port.last == 0 && sl.family == e.family {
 			v.Portless += len(sl.endpoints)
 		}
 		for _, x := range all {

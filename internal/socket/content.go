@@ -103,7 +103,7 @@ func (c *content) apply(change *desired.Change) (u updates) {
 		}
 	}
 	for _, f := range change.Frontends {
-		if key := f.Key(); key.Protocol == desired.TCP {
+		if key := f.Key(); key.Protocol == desired.TCP && !key.IsRange() {
 			u.frontends = append(u.frontends, update[programAddress, uint32]{addressOf(key.AddrPort), c.poolOf(f.New), f.New == nil})
 			c.frontends += count(f.New != nil) - count(f.Old != nil)
 		}

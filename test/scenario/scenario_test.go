@@ -28,9 +28,11 @@ type Mode func(dataplane.Config) (dataplane.Dataplane, error)
 // Dir is the folder of the stories.
 const Dir = "stories"
 
-// lacks has the story of what a mode does not have. For NodePorts on loopback addresses,
+// lacks reports whether a story is of what a mode does not have. For NodePorts on loopback addresses,
 // iptables mode has route_localnet.
-var lacks = map[string]string{"iptables": "nodeport-loopback"}
+func lacks(mode, name string) bool {
+	return mode == "iptables" && name == "nodeport-loopback" || mode != "" && mode != "nftables" && strings.HasPrefix(name, "port-ranges")
+}
 
 // aboutTable has the stories about what the table of IPVS mode does.
 var aboutTable = []string{
@@ -49,7 +51,7 @@ func Run(t *testing.T, modeName string, mode Mode, skip func(name string) string
 	}
 	for _, file := range files {
 		name := strings.TrimSuffix(filepath.Base(file), ".txt")
-		if lacks[modeName] == name {
+		if lacks(modeName, name) {
 			continue
 		}
 		t.Run(name, func(t *testing.T) {

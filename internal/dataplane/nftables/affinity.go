@@ -62,6 +62,9 @@ const (
 	regClient   = regTimeout
 )
 
+// chainShared is the chain, of a scope, for pools of Services with ranges.
+const chainShared = "shared-" + chainAffinity
+
 // loadSticky looks up the frontend whose key is in a register in one of the maps of frontends with
 // affinity.
 func (d *scopeSets) loadSticky(key uint32) []expr.Any {
@@ -81,14 +84,24 @@ func (d *scopeSets) loadSticky(key uint32) []expr.Any {
 //
 // If a look-up finds nothing, a backend is picked. There are two tries, because a look-up
 // during a commit can miss an element that exists before and after it.
-func (w *ruleWriter) affinity(d *scopeSets) {
-	chain := d.prefix + chainAffinity
+//
+// With shared, it does so for pools of Services with ranges: the port of the recorded backend can be another
+// one, so it does not count, and the map partners has the backend with the address.
+func (w *ruleWriter) affinity(d *scopeSets, shared bool) {
+	chain, comment := d.prefix+chainAffinity, "@affinity[ID in @sticky . saddr], if that is in @members of the pool"
+	var recorded []expr.Any
+	member := []expr.Any{&expr.Lookup{SetName: w.members.Name, SourceRegister: regRemember}, w.dnatTo(d, regBackend+1, regBackend)}
+	if shared {
+		chain, comment = d.prefix+chainShared, "@affinity[ID in @sticky . saddr], by its address in @partners of the pool"
+		recorded = []expr.Any{
+			&expr.Cmp{Op: expr.CmpOpNeq, Register: regBackend, Data: make([]byte, 2)},
+			&expr.Immediate{Register: regRemember, Data: make([]byte, 2*4)}, // no port
+		}
+		member = []expr.Any{lookup(w.partners, regRemember, regKey), w.dnatTo(d, regKey, regKey+w.addrLen/4)}
+	}
 	client := slices.Concat(w.frontend(d), d.loadSticky(regKey), w.loadTo(w.saddr, regClient))
-	for _, comment := range []string{"@affinity[ID in @sticky . saddr], if that is in @members of the pool", secondTry} {
-		w.rule(chain, comment, nfnl.AsTCP(), client, w.previousBackend(), w.poolBeforeBackend(d), []expr.Any{
-			&expr.Lookup{SetName: w.members.Name, SourceRegister: regRemember},
-			w.dnatTo(regBackend+1, regBackend),
-		})
+	for _, comment := range []string{comment, secondTry} {
+		w.rule(chain, comment, nfnl.AsTCP(), client, w.previousBackend(), recorded, w.poolBeforeBackend(d), member)
 	}
 	w.rule(chain, "forget the backend, if in @affinity", client, w.previousBackend(), w.valueOfAffinity(regRemember), []expr.Any{
 		// Port 0. nft does not see it (see nfnl.AsTCP).
@@ -147,13 +160,18 @@ func (w *ruleWriter) remembered() {
 // originalSticky looks up the connection's original destination among the frontends with
 // affinity: first those that are not NodePorts, then NodePorts. A frontend without affinity can
 // override a NodePort that has it (see desired.FrontendKey). Then the NodePort's Service may get
-// a record with a backend that is not in members, which is ignored.
-func (s *schema) originalSticky() [2][]expr.Any {
+// a record with a backend that is not in members, which is ignored. The same goes for ranges, which are last.
+func (s *schema) originalSticky() [][]expr.Any {
 	load := slices.Concat(dnatted(), nfnl.OriginalDestination(s.table.Family, regKey))
-	return [...][]expr.Any{
+	all := [][]expr.Any{
 		slices.Concat(load, s.addressSets[0].loadSticky(regKey)),
 		slices.Concat(load, in(s.nodeAddresses), s.nodePortSets[0].loadSticky(regKey+s.addrLen/4)),
 	}
+	if s.ranged {
+		address := nfnl.OriginalDestination(s.table.Family, regKey)[:1]
+		all = append(all, slices.Concat(load, s.rangeAt(regKey, address), s.rangeSets[0].loadSticky(regKey)))
+	}
+	return all
 }
 
 // affinityOf returns the session affinity that the table has to keep. That of a virtual server is IPVS's.
@@ -213,7 +231,7 @@ func (b *Dataplane) newTimeouts(change *desired.Change) {
 		family := desired.FamilyOf(f.Addr())
 		users, exists := b.timeouts[family][f.Affinity]
 		if !exists || users == emptied {
-			schemas[family].writeRemember(&b.chains, f.Affinity)
+			b.schemas[family].writeRemember(&b.chains, f.Affinity)
 			users = 0
 		}
 		b.timeouts[family][f.Affinity] = users + n

@@ -365,7 +365,7 @@ func BenchmarkFlood(b *testing.B) {
 // TestAffinityIDs: two ports share neither clients nor their limit because one property is equal.
 func TestAffinityIDs(t *testing.T) {
 	port := desired.ServicePort{Namespace: "default", Name: "web", Port: "http"}
-	service, id := affinityID(port, desired.TCP)
+	service, id := affinityID(port, desired.TCP, false)
 	for _, c := range []struct {
 		what     string
 		port     desired.ServicePort
@@ -378,7 +378,7 @@ func TestAffinityIDs(t *testing.T) {
 		{"namespace", desired.ServicePort{Namespace: "other", Name: "web", Port: "http"}, desired.TCP, false},
 		{"separation", desired.ServicePort{Namespace: "default", Name: "webhttp", Port: ""}, desired.TCP, false},
 	} {
-		if s, p := affinityID(c.port, c.protocol); p == id || (s == service) != c.same {
+		if s, p := affinityID(c.port, c.protocol, false); p == id || (s == service) != c.same {
 			t.Errorf("with another %s: %x and %x; with the first one %x and %x", c.what, s, p, service, id)
 		}
 	}

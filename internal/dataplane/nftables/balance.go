@@ -5,6 +5,7 @@ package nftables
 import (
 	"fmt"
 	"math/bits"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -43,6 +44,8 @@ const (
 	portSelector    = 1 << 22 // and port
 	counterSelector = 1 << 23 // the next slot, by the counter whose number is above
 
+	sharedSelector = 1 << 19 // only in keys of picks: as stickySelector, for the pools of Services with ranges
+
 	counterShift = 24
 	sizeMask     = 1<<17 - 1
 )
@@ -59,6 +62,9 @@ type pool struct {
 	ipvs    int     // how many backends IPVS has for it, instead of Slots
 	counter counter // that the pool has
 	lacking bool    // a Problem says that it has none
+
+	shared   bool                             // see partners
+	partners map[netip.Addr][]desired.Backend // by address, in order
 }
 
 // counter is a rule that counts: it is counter number number-1, which counts modulo size; none if number
@@ -132,15 +138,21 @@ func (d *scopeSets) onDemandChains(selector int) []string {
 
 // chainOf returns the chain that a key of the maps to chains leads to.
 func (d *scopeSets) chainOf(selector int) string {
+	refusals := ""
+	if d.inRange {
+		refusals = rangePrefix // which do not count by destination
+	}
 	switch selector {
 	case dropSelector:
-		return chainDrop
+		return refusals + chainDrop
 	case ipvsSelector:
 		return chainIPVS
 	case 0:
-		return chainReject
+		return refusals + chainReject
 	case stickySelector:
 		return d.prefix + chainAffinity
+	case stickySelector | sharedSelector:
+		return d.prefix + chainShared
 	}
 	return d.onDemandChains(bare(selector))[0]
 }
@@ -227,7 +239,7 @@ func (s *schema) hash(size int, port bool) []expr.Any {
 // prepareDraw returns the value of a pool in the map pools after a change, and creates the chain
 // that it needs.
 func (b *Dataplane) prepareDraw(p *pool) int {
-	x, s := &b.onDemand[p.Family][p.Scope], &schemas[p.Family]
+	x, s := &b.onDemand[p.Family][p.Scope], &b.schemas[p.Family]
 	former := x.assignCounter(p, false)
 	if p.needsCounter() && p.counter.number == 0 && !p.lacking && len(b.lacking) < mostLacking {
 		p.lacking = true
@@ -238,7 +250,10 @@ func (b *Dataplane) prepareDraw(p *pool) int {
 		})
 	}
 	selector := selectorOf(p)
-	for _, d := range []*scopeSets{&s.addressSets[p.Scope], &s.nodePortSets[p.Scope]} {
+	for d := range s.eachScopeSets {
+		if d.scope != p.Scope {
+			continue
+		}
 		if bare := bare(selector); isSpecialDraw(selector) && !x.chains[bare] && !b.unsupported[p.Family] {
 			s.writeSpecial(&b.chains, d, bare)
 		}

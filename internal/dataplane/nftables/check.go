@@ -99,7 +99,7 @@ func damaged(s *schema, what string) error {
 }
 
 func (b *Dataplane) checkTable(f int) error {
-	s, want := &schemas[f], b.detector.tables[f]
+	s, want := &b.schemas[f], b.detector.tables[f]
 	t, err := b.conn.Contents(s.table)
 	switch {
 	case err != nil:
@@ -189,12 +189,14 @@ func (b *Dataplane) checkSample() error {
 // checkPool looks up one element of each kind that leads from a frontend to a backend of
 // the pool.
 func (b *Dataplane) checkPool(id desired.PoolID, p *pool) error {
-	s, w := &schemas[p.Family], &b.writer
+	s, w := &b.schemas[p.Family], &b.writer
 	what := fmt.Sprintf("an element of Service %s", p.Service)
 	err := b.checkElement(s, s.pools, w.poolKey(id), what)
 	if n := len(p.Slots); err == nil && n > 0 {
 		err = b.checkElement(s, s.addressSets[p.Scope].endpoints, w.endpointKey(id, n-1), what)
-		if err == nil && p.Sticky {
+		if err == nil && p.shared {
+			err = b.checkElement(s, s.partners, s.partnerKey(nil, w.number(id), p.Slots[n-1]), what)
+		} else if err == nil && p.Sticky {
 			err = b.checkElement(s, s.members, s.memberKey(nil, w.number(id), p.Slots[n-1]), what)
 		}
 	}
@@ -218,6 +220,9 @@ func (b *Dataplane) checkFrontend(s *schema, f *desired.Frontend, what string) (
 		first, _ := s.rangeOf(ranges.All()[0])
 		err = b.checkElement(s, s.sources, slices.Concat(key, first), what)
 	}
+	if err == nil && f.IsRange() {
+		err = b.checkElement(s, s.ranges, s.rangeStart(f.FrontendKey), what)
+	}
 	if err == nil && f.Kind == desired.ClusterIP {
 		err = b.checkElement(s, s.clusterIPs, s.addr(nil, f.Addr().As16()), what)
 	}
@@ -234,7 +239,7 @@ const sealPrefix = "rules-"
 
 // seal returns the name of the chain for the current rules of a table.
 func seal(t *nfnl.Contents, skeleton uint64) string {
-	s := &schemas[desired.IPv4] // the names are the same in both
+	s := &rangedSchemas[desired.IPv4] // the names are the same in all
 	rules := t.Fingerprint(s.isCreated)
 	return fmt.Sprintf("%s%016x", sealPrefix, skeleton^rules)
 }

@@ -267,17 +267,17 @@ func (c *Clients) service(s *schema, id uint32) (name types.NamespacedName, err 
 	return name, tolerate(err)
 }
 
-// ClientsBackend returns the backend that a client of a Service port with session affinity had last,
+// ClientsBackend returns the backend that a client of a frontend with session affinity had last,
 // and for how long it is remembered. The backend is zero if there is none. ClientsBackend can be called
 // at any time, by any goroutine.
-func (b *Dataplane) ClientsBackend(p desired.ServicePort, proto desired.Protocol, client netip.Addr) (backend desired.Backend, left time.Duration, err error) {
+func (b *Dataplane) ClientsBackend(f *desired.Frontend, client netip.Addr) (backend desired.Backend, left time.Duration, err error) {
 	conn, err := nfnl.Dial(b.config.NetNS)
 	if err != nil {
 		return backend, 0, err
 	}
 	defer conn.Close()
 	s := &schemas[desired.FamilyOf(client)]
-	service, port := affinityID(p, proto)
+	service, port := affinityID(f.Service, f.Protocol, f.Shared)
 	e, has, err := conn.Element(s.table, s.affinity.Name, s.addr(number(number(nil, service), port), client.As16()))
 	if err != nil || !has {
 		return backend, 0, tolerate(err)

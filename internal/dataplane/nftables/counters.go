@@ -103,7 +103,7 @@ func (b *Dataplane) forgetRejected(change *desired.Change) {
 	for _, c := range change.Frontends {
 		k := c.Key()
 		f := desired.FamilyOf(k.Addr())
-		if c.Old == nil || c.New != nil && c.New.Service == c.Old.Service || b.unsupported[f] {
+		if c.Old == nil || c.New != nil && c.New.Service == c.Old.Service || b.unsupported[f] || k.IsRange() {
 			continue
 		}
 		s := &schemas[f]

@@ -12,12 +12,16 @@ import (
 
 // Describe implements dataplane.Dataplane.
 func (b *Dataplane) Describe(f *desired.Frontend, id desired.PoolID) dataplane.Detail {
-	s := &schemas[desired.FamilyOf(f.Addr())]
+	s := &b.schemas[desired.FamilyOf(f.Addr())]
 	key := fmt.Sprintf("%s . %d", strings.ToLower(f.Protocol.String()), f.Port())
 	if !f.OnNode() {
 		key = fmt.Sprintf("%s . %s", f.Addr(), key)
 	}
-	d := dataplane.Detail{Object: fmt.Sprintf("map %s %s %s { %s }", s.table.Family, tableName, s.setsOf(f.FrontendKey, f.Scope).frontends.Name, key)}
+	set := s.setsOf(f.FrontendKey, f.Scope).frontends
+	if f.IsRange() {
+		set, key = s.ranges, fmt.Sprintf("%s-%d", key, f.Last)
+	}
+	d := dataplane.Detail{Object: fmt.Sprintf("map %s %s %s { %s }", s.table.Family, tableName, set.Name, key)}
 	if p := b.pools.Get(id); p != nil {
 		d.Scheduler = p.Algorithm.String()
 		if p.needsCounter() && p.counter.number == 0 {

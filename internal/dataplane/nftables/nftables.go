@@ -17,6 +17,7 @@ import (
 type Dataplane struct {
 	config   dataplane.Config
 	conn     *nfnl.Conn
+	schemas  *[len(schemas)]schema // of the last full content
 	batch    nfnl.Batch
 	chains   nfnl.Batch // chains that elements in batch lead to (see commitChains)
 	writer   writer
@@ -40,7 +41,7 @@ func New(c dataplane.Config) (*Dataplane, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &Dataplane{config: c, conn: conn, timeouts: [len(schemas)]map[uint32]int{{}, {}}}
+	b := &Dataplane{config: c, conn: conn, schemas: &schemas, timeouts: [len(schemas)]map[uint32]int{{}, {}}}
 	b.writer.batch = &b.batch
 	b.clients.init(b)
 	return b, nil
@@ -123,8 +124,8 @@ func (b *Dataplane) plan(change *desired.Change) {
 // is deleted before the new one is added, as the kernel requires.
 func (b *Dataplane) encode(change *desired.Change) {
 	for f := range b.served {
-		b.writer.write(del, &schemas[f], change)
-		b.writer.write(add, &schemas[f], change)
+		b.writer.write(del, &b.schemas[f], change)
+		b.writer.write(add, &b.schemas[f], change)
 	}
 	for i := range change.Frontends {
 		c := &change.Frontends[i]
@@ -146,14 +147,11 @@ func (b *Dataplane) updatePools(change *desired.Change) {
 	w.poolUpdates = w.poolUpdates[:0]
 	for i := range change.Pools {
 		c := &change.Pools[i]
-		r := poolUpdate{id: c.ID, schema: &schemas[c.Family], before: noSelector, after: noSelector}
+		r := poolUpdate{id: c.ID, schema: &b.schemas[c.Family], shared: c.Shared, before: noSelector, after: noSelector}
 		r.scopeSets = &r.schema.addressSets[c.Scope]
-		if c.Sticky && !c.IPVS {
-			r.removed, r.added = c.Removed, c.Added
-		}
 		p := b.pools.Get(c.ID)
 		if c.New {
-			p = &pool{Pool: dataplane.NewPool(c)}
+			p = &pool{Pool: dataplane.NewPool(c), shared: c.Shared}
 			b.pools.Set(c.ID, p)
 			if c.Algorithm == desired.RoundRobin {
 				// So that nodes do not begin with the same backend (kubernetes #121591).
@@ -161,6 +159,11 @@ func (b *Dataplane) updatePools(change *desired.Change) {
 			}
 		} else {
 			r.before = selectorOf(p)
+		}
+		if c.Shared {
+			r.removed, r.added = p.share(c)
+		} else if c.Sticky && !c.IPVS {
+			r.removed, r.added = c.Removed, c.Added
 		}
 		if c.IPVS {
 			p.ipvs += len(c.Added) - len(c.Removed)

@@ -73,7 +73,7 @@ func (d *scopeSets) chain(does string, size int) string {
 
 // chainNames lists the names of all chains of a scope that are created at the start.
 func (d *scopeSets) chainNames() (all []string) {
-	all = append(all, d.prefix+chainAffinity)
+	all = append(all, d.affinityChains()...)
 	for _, size := range startSizes {
 		all = append(all, d.pickChain(size))
 		if size > exactSizes {
@@ -91,7 +91,7 @@ func (w *ruleWriter) selector(chain string, d *scopeSets, size int) {
 // slot writes a rule that sends the packet to the backend in a slot, which what computes.
 func (w *ruleWriter) slot(chain, what string, d *scopeSets, slot []expr.Any) {
 	w.rule(chain, "@"+d.endpoints.Name+"[pool of the frontend . "+what+"]", nfnl.AsTCP(), w.pool(d), slot, []expr.Any{
-		lookup(d.endpoints, regValueWord, regKey), w.dnatTo(regKey, regKey+w.addrLen/4),
+		lookup(d.endpoints, regValueWord, regKey), w.dnatTo(d, regKey, regKey+w.addrLen/4),
 	})
 }
 
@@ -122,9 +122,11 @@ func (s *schema) writePicks(c dataplane.Config, batch *nfnl.Batch, d *scopeSets)
 	if c.IPVS {
 		batch.AddVerdict(s.table, d.picks, word(uint32(served)), nfnl.Goto, chainIPVS)
 	}
-	batch.AddVerdict(s.table, d.picks, word(0), nfnl.Goto, chainReject)
-	batch.AddVerdict(s.table, d.picks, word(uint32(drop)), nfnl.Goto, chainDrop)
-	batch.AddVerdict(s.table, d.picks, word(stickySelector), nfnl.Goto, d.prefix+chainAffinity)
+	batch.AddVerdict(s.table, d.picks, word(0), nfnl.Goto, d.chainOf(0))
+	batch.AddVerdict(s.table, d.picks, word(uint32(drop)), nfnl.Goto, d.chainOf(dropSelector))
+	for i, chain := range d.affinityChains() {
+		batch.AddVerdict(s.table, d.picks, word(d.affinitySelectors()[i]), nfnl.Goto, chain)
+	}
 	for _, size := range startSizes {
 		s.writeDraw(batch, d, size, d.pickChain(size))
 	}

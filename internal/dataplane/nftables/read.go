@@ -26,7 +26,7 @@ func (b *Dataplane) Read(ctx context.Context) (*dataplane.Content, error) {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		r := tableReader{schema: &schemas[f], conn: b.conn, content: c}
+		r := tableReader{schema: &rangedSchemas[f], conn: b.conn, content: c}
 		if r.read(); r.err != nil {
 			return nil, fmt.Errorf("reading table %s %s: %w", schemas[f].table.Family, tableName, r.err)
 		}
@@ -46,6 +46,8 @@ type tableReader struct {
 	picks     map[*nfnl.Set]map[uint32]bool // keys of the maps to chains
 	slots     [scopes]map[uint32]map[uint32]desired.Backend
 	members   map[uint32][]desired.Backend
+	keys      map[uint32]uint32     // of picks, that pools lead to
+	lasts     map[string]uint16     // last ports of ranges, by the keys of frontends
 	remembers map[uint32]bool       // timeouts with a chain
 	stickies  []desired.FrontendKey // frontends that have a pool with affinity
 }
@@ -58,12 +60,19 @@ func (r *tableReader) read() {
 	if _, err := r.conn.Table(r.table); errors.Is(err, unix.ENOENT) {
 		return
 	}
+	if err := r.conn.Elements(r.table, r.ranges.Name, func(nfnl.Element) {}); errors.Is(err, unix.ENOENT) {
+		r.schema = &schemas[r.family]
+	}
 	r.init()
-	r.elements(r.pools, func(e nfnl.Element) { r.selectors[firstNumber(e.Key)] = firstNumber(e.Value[8:]) })
+	r.elements(r.pools, r.readPool)
 	r.elements(r.schema.members, func(e nfnl.Element) {
 		id := firstNumber(e.Key)
 		r.members[id] = append(r.members[id], r.backend(e.Key[8:], e.Key[4:]))
 	})
+	if r.ranged {
+		r.intervals(r.ranges, r.portRange)
+		r.elements(r.schema.partners, r.partner)
+	}
 	r.elements(r.schema.remember, func(e nfnl.Element) {
 		seconds := firstNumber(e.Key)
 		r.remembers[seconds] = true
@@ -100,8 +109,16 @@ func (r *tableReader) read() {
 			r.fault("hairpin of two addresses %x", e.Key)
 		}
 	})
-	r.intervals(r.serviceCIDRs, func(first, last []byte) { r.has(desired.ServiceCIDRs, desired.Range(r.prefix(first, last))) })
+	r.intervals(r.serviceCIDRs, func(first nfnl.Element, last []byte) {
+		r.has(desired.ServiceCIDRs, desired.Range(r.prefix(first.Key, last)))
+	})
 	r.checkSlots()
+	for key := range r.lasts {
+		f, _ := r.decodeFrontendKey([]byte(key))
+		if _, exists := r.content.Frontends[f]; !exists {
+			r.fault("range %s leads to no frontend", f)
+		}
+	}
 	for _, key := range r.stickies {
 		if r.content.Frontends[key].Affinity == 0 {
 			r.fault("frontend %s has no affinity but its pool has", key)
@@ -109,9 +126,15 @@ func (r *tableReader) read() {
 	}
 }
 
+func (r *tableReader) readPool(e nfnl.Element) {
+	id := firstNumber(e.Key)
+	r.keys[id], r.selectors[id] = firstNumber(e.Value[4:]), firstNumber(e.Value[8:])
+}
+
 func (r *tableReader) has(set desired.Set, m desired.Member) { r.content.Sets[set][m] = true }
 
 func (r *tableReader) init() {
+	r.keys, r.lasts = map[uint32]uint32{}, map[string]uint16{}
 	r.selectors, r.members, r.remembers = map[uint32]uint32{}, map[uint32][]desired.Backend{}, map[uint32]bool{}
 	for i := range r.slots {
 		r.slots[i] = map[uint32]map[uint32]desired.Backend{}
@@ -194,7 +217,11 @@ func (r *tableReader) choice(scope desired.Scope, e nfnl.Element) (key desired.F
 	}
 	d := r.setsOf(key, scope)
 	sticky = int32(selector) > 0 && selector&stickySelector != 0
-	if !r.picks[d.picks][selectorKey(int(int32(selector)))] || sticky && !r.picks[d.stickyPicks][selector] {
+	shared := r.keys[id]&sharedSelector != 0 && int32(selector) > 0
+	if want := selectorKey(int(int32(selector))); r.keys[id] != want && !(shared && sticky && r.keys[id] == want|sharedSelector) {
+		r.fault("pool %d leads to %#x", id, r.keys[id])
+	}
+	if !r.picks[d.picks][r.keys[id]] || sticky && !r.picks[d.stickyPicks][selector] {
 		r.fault("frontend %s draws by %#x, for which there is no chain", key, selector)
 	}
 	slots := make([]desired.Backend, len(r.slots[scope][id]))
@@ -237,6 +264,14 @@ func (r *tableReader) choice(scope desired.Scope, e nfnl.Element) (key desired.F
 	}
 	if sticky { // members can be without a slot because of their weight
 		members := slices.SortedFunc(slices.Values(r.members[id]), desired.Backend.Compare)
+		if shared { // one for each address
+			for _, b := range c.Backends {
+				if slices.ContainsFunc(members, func(m desired.Backend) bool { return m.Addr() == b.Addr() }) && !slices.Contains(members, b) {
+					members = append(members, b)
+				}
+			}
+			slices.SortFunc(members, desired.Backend.Compare)
+		}
 		if slices.ContainsFunc(c.Backends, func(b desired.Backend) bool { return !slices.Contains(members, b) }) {
 			r.fault("frontend %s has backends %v but members %v", key, c.Backends, members)
 		}
@@ -292,12 +327,13 @@ func (r *tableReader) restrictions() {
 	r.elements(r.restricted, func(e nfnl.Element) {
 		r.update(e, "restriction", func(t *dataplane.Target) { t.Sources = []netip.Prefix{} })
 	})
-	r.intervals(r.schema.sources, func(first, last []byte) {
+	r.intervals(r.schema.sources, func(e nfnl.Element, last []byte) {
+		first := e.Key
 		at := len(first) - int(r.addrLen)
 		if !bytes.Equal(first[:at], last[:at]) {
 			r.fault("source range from %x to %x spans two frontends", first, last)
 		}
-		r.update(nfnl.Element{Key: first}, "source", func(t *dataplane.Target) {
+		r.update(e, "source", func(t *dataplane.Target) {
 			if t.Sources == nil {
 				r.fault("source ranges of an unrestricted frontend %x", first)
 			}
@@ -308,27 +344,27 @@ func (r *tableReader) restrictions() {
 }
 
 // intervals reads a set of intervals.
-func (r *tableReader) intervals(set *nfnl.Set, visit func(first, last []byte)) {
-	var starts, ends [][]byte
+func (r *tableReader) intervals(set *nfnl.Set, visit func(first nfnl.Element, last []byte)) {
+	var starts []nfnl.Element
+	var ends [][]byte
 	r.elements(set, func(e nfnl.Element) {
-		key := slices.Clone(e.Key)
-		if e.End {
-			ends = append(ends, key)
+		if e.Key, e.Value = slices.Clone(e.Key), slices.Clone(e.Value); e.End {
+			ends = append(ends, e.Key)
 		} else {
-			starts = append(starts, key)
+			starts = append(starts, e)
 		}
 	})
-	slices.SortFunc(starts, bytes.Compare)
+	slices.SortFunc(starts, func(a, b nfnl.Element) int { return bytes.Compare(a.Key, b.Key) })
 	slices.SortFunc(ends, bytes.Compare)
-	for i, first := range starts {
-		last := bytes.Repeat([]byte{0xff}, len(first))
+	for i, e := range starts {
+		first, last := e.Key, bytes.Repeat([]byte{0xff}, len(e.Key))
 		if i < len(ends) {
 			last = before(ends[i])
 		}
 		if bytes.Compare(first, last) > 0 {
 			r.fault("an interval of %s ends before it starts %x", set.Name, first)
 		}
-		visit(first, last)
+		visit(e, last)
 	}
 }
 

@@ -3,6 +3,7 @@
 package nftables
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -18,7 +19,7 @@ import (
 // frontend's slots, not on the sizes of the sets.
 func (b *Dataplane) ReadFrontend(ctx context.Context, want *desired.Change) (*dataplane.Content, error) {
 	f := want.Frontends[0].New
-	r := tableReader{schema: &schemas[desired.FamilyOf(f.Addr())], conn: b.conn, content: dataplane.NewContent()}
+	r := tableReader{schema: &schemasFor(f.IsRange() || f.Shared)[desired.FamilyOf(f.Addr())], conn: b.conn, content: dataplane.NewContent()}
 	if r.frontend(ctx, f, want.Pools); r.err != nil {
 		return nil, fmt.Errorf("reading table %s %s: %w", r.table.Family, tableName, r.err)
 	}
@@ -37,6 +38,11 @@ func (r *tableReader) element(set *nfnl.Set, key []byte) (e nfnl.Element, has bo
 func (r *tableReader) frontend(ctx context.Context, f *desired.Frontend, pools []desired.PoolChange) {
 	key := r.frontendKey(nil, f.FrontendKey)
 	r.init()
+	if f.IsRange() {
+		if e, has := r.element(r.ranges, r.rangeStart(f.FrontendKey)); has && bytes.Equal(e.Value[4:], key[r.addrLen:]) {
+			r.lasts[string(key)] = f.Last
+		}
+	}
 	for _, scope := range []desired.Scope{desired.Cluster, desired.Local} {
 		d := r.setsOf(f.FrontendKey, scope)
 		e, has := r.element(d.frontends, key)
@@ -75,9 +81,9 @@ func (r *tableReader) pool(ctx context.Context, d *scopeSets, id uint32, sticky 
 	if !has {
 		return
 	}
-	selector := firstNumber(e.Value[8:])
-	r.selectors[id] = selector
-	key := number(nil, selectorKey(int(int32(selector))))
+	r.readPool(e)
+	selector := r.selectors[id]
+	key := number(nil, r.keys[id])
 	_, r.picks[d.picks][firstNumber(key)] = r.element(d.picks, key)
 	_, r.picks[d.stickyPicks][selector] = r.element(d.stickyPicks, number(nil, selector))
 	for slot := uint32(0); ; slot++ {
@@ -91,6 +97,12 @@ func (r *tableReader) pool(ctx context.Context, d *scopeSets, id uint32, sticky 
 		r.endpoint(int(d.scope), e)
 	}
 	for _, b := range sticky {
+		if r.keys[id]&sharedSelector != 0 && r.ranged {
+			if e, has := r.element(r.partners, r.partnerKey(nil, id, b)); has && !slices.Contains(r.members[id], r.backend(e.Value, e.Value[r.addrLen:])) {
+				r.partner(e)
+			}
+			continue
+		}
 		if _, has := r.element(r.schema.members, r.memberKey(nil, id, b)); has {
 			r.members[id] = append(r.members[id], b)
 		}

@@ -3,6 +3,7 @@
 package nftables
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -33,10 +34,11 @@ import (
 // finds its sets empty, and may be lost.
 func (b *Dataplane) Reconcile(ctx context.Context, full *desired.Change) (dataplane.Stats, error) {
 	b.sequence.Begin()
+	b.schemas = schemasFor(full.Ranges)
 	b.reset(full)
 	var want skeletons
 	for f := range schemas {
-		want[f] = schemas[f].skeleton(b.config, full)
+		want[f] = b.schemas[f].skeleton(b.config, full)
 	}
 	err := b.startCold(ctx, full, &want)
 	if errors.Is(err, errNotCold) {
@@ -93,13 +95,13 @@ func (b *Dataplane) commit(ctx context.Context, want *skeletons, replace bool) e
 	generation, err := b.conn.CommitRead(ctx, func() (batches []*nfnl.Batch, err error) {
 		var tail nfnl.Batch
 		for f := range b.served {
-			t, err := b.conn.Contents(schemas[f].table)
+			t, err := b.conn.Contents(b.schemas[f].table)
 			if err != nil {
 				return nil, err
 			}
 			head := &nfnl.Batch{}
 			batches = append(batches, head)
-			if written[f] = b.prepare(head, &tail, &schemas[f], t, want[f], replace); written[f] {
+			if written[f] = b.prepare(head, &tail, &b.schemas[f], t, want[f], replace); written[f] {
 				batches = append(batches, &want[f].batch, &want[f].entry)
 			}
 		}
@@ -217,7 +219,7 @@ func (s *schema) write(batch *nfnl.Batch, c dataplane.Config, full *desired.Chan
 	for _, reason := range counters {
 		batch.AddCounter(s.table, reason)
 	}
-	for _, c := range chains {
+	for _, c := range s.chains() {
 		batch.AddChain(s.table, c)
 	}
 	rules := ruleWriter{schema: s, batch: batch}
@@ -225,7 +227,9 @@ func (s *schema) write(batch *nfnl.Batch, c dataplane.Config, full *desired.Chan
 		for _, name := range d.chainNames() {
 			batch.AddChain(s.table, nfnl.Chain{Name: name})
 		}
-		rules.affinity(d)
+		for i := range d.affinityChains() {
+			rules.affinity(d, d.affinitySelectors()[i]&sharedSelector != 0)
+		}
 		for _, size := range startSizes {
 			rules.pick(d, size)
 		}
@@ -243,7 +247,7 @@ func (s *schema) hasChain(name string) bool {
 			return true
 		}
 	}
-	return slices.ContainsFunc(chains, func(c nfnl.Chain) bool { return c.Name == name })
+	return slices.ContainsFunc(s.chains(), func(c nfnl.Chain) bool { return c.Name == name })
 }
 
 // explain adds the Service to a refusal by the kernel of an element of a frontend or a pool.
@@ -259,14 +263,13 @@ func (b *Dataplane) explain(err error, change *desired.Change) error {
 		return fmt.Errorf("programming Service %s: %w", service, err)
 	}
 	for f := range schemas {
-		s := &schemas[f]
+		s := &b.schemas[f]
 		if s.table != refused.Table {
 			continue
 		}
-		key, ok := s.decodeFrontendKey(refused.Key)
 		for _, c := range change.Frontends {
-			if ok && c.Key() == key {
-				return of(cmp.Or(c.New, c.Old).Service, "frontend "+key.String())
+			if k := c.Key(); s.is(k.Addr()) && (bytes.HasPrefix(refused.Key, s.frontendKey(nil, k)) || refused.Object == s.ranges.Name && bytes.Equal(refused.Key, s.rangeStart(k))) {
+				return of(cmp.Or(c.New, c.Old).Service, "frontend "+k.String())
 			}
 		}
 		for i := range change.Pools {

@@ -43,7 +43,7 @@ const (
 	chainAffinity      = "affinity" // of a scope
 )
 
-// chains lists all chains except those of scopes. The base chains have the priorities dstnat
+// chains lists all chains except those of scopes and of ranges. The base chains have the priorities dstnat
 // and srcnat - 1. kube-proxy uses dstnat and srcnat. After one chain has masqueraded a
 // packet, the kernel skips the following ones, so a chain of another process could prevent
 // that a client's backend is recorded.
@@ -89,6 +89,7 @@ type entry struct{ base, to string }
 var entries = []entry{
 	{chainPrerouting, chainServices}, {chainPrerouting2, chainUnserved},
 	{chainOutput, chainServices}, {chainOutput2, chainUnserved},
+	{chainPreroutingRange, chainRanges}, {chainOutputRange, chainRanges},
 }
 
 // Registers, 4 bytes each (NFT_REG32_00 is 8). The value of a look-up takes two or, in the map
@@ -146,26 +147,12 @@ func (w *ruleWriter) static(c dataplane.Config, full *desired.Change) {
 	w.loopbackPorts()
 
 	if c.IPVS {
-		w.rule(chainClusterIP, "from this node: the source can be a Service's address", fromNode(), setMark(mark))
 		w.rule(chainIPVS, "", accept())
 	}
-	w.masquerade(chainClusterIP, full.Masquerade.ClusterIPs, full.Local, mark)
-	w.rule(chainClusterIP, "", goTo(chainDispatch))
-
-	for range 2 { // see dispatch
-		w.rule(chainExternal, "", w.frontend(cluster), in(w.restricted), jump(chainSources))
-		w.toLocal(chainExternal, &w.addressSets[desired.Local], chainExternalLocal)
+	w.addresses(c, &w.addressSets, full, mark)
+	if w.ranged {
+		w.rangeRules(c, full, mark)
 	}
-	w.masquerade(chainExternal, full.Masquerade.External, full.Local, mark)
-	w.rule(chainExternal, "", goTo(chainDispatch))
-	w.source()
-	w.rule(chainSources, "", w.countRejected())
-	w.rule(chainSources, "source address not allowed", nfnl.CountIn(dataplane.SourceNotAllowed), drop())
-	w.externalLocal(chainExternalLocal, &w.addressSets[desired.Local], chainDispatch, full, mark)
-
-	w.dispatch(chainDispatch, cluster)
-	w.dispatch(chainDispatch, &w.addressSets[desired.Local]) // internal traffic that may go to local backends only
-	w.undispatched(chainDispatch, cluster, mark)
 
 	for range 2 { // see dispatch
 		w.toLocal(chainNodePort, &w.nodePortSets[desired.Local], chainNodePortLocal)
@@ -193,6 +180,35 @@ func (w *ruleWriter) static(c dataplane.Config, full *desired.Change) {
 	w.rule(chainAfterDNAT, "from a pod to itself", translated, w.load(w.saddr), w.loadTo(w.daddr, regKey+w.addrLen/4), in(w.hairpin), goTo(chainMasquerade))
 	w.rule(chainMasquerade, "", clearMark(mark))
 	w.rule(chainMasquerade, "", []expr.Any{&expr.Masq{FullyRandom: true}})
+}
+
+// addresses writes the chains for traffic to addresses of Services, other than NodePorts.
+func (w *ruleWriter) addresses(c dataplane.Config, sets *[scopes]scopeSets, full *desired.Change, mark uint32) {
+	cluster, local := &sets[desired.Cluster], &sets[desired.Local]
+	prefix := cluster.prefix
+	clusterIP, external, externalLocal, dispatch := prefix+chainClusterIP, prefix+chainExternal, prefix+chainExternalLocal, prefix+chainDispatch
+	if c.IPVS {
+		w.rule(clusterIP, "from this node: the source can be a Service's address", fromNode(), setMark(mark))
+	}
+	w.masquerade(clusterIP, full.Masquerade.ClusterIPs, full.Local, mark)
+	w.rule(clusterIP, "", goTo(dispatch))
+
+	for range 2 { // see dispatch
+		w.rule(external, "", w.frontend(cluster), in(w.restricted), jump(prefix+chainSources))
+		w.toLocal(external, local, externalLocal)
+	}
+	w.masquerade(external, full.Masquerade.External, full.Local, mark)
+	w.rule(external, "", goTo(dispatch))
+	w.source(cluster)
+	if !cluster.inRange {
+		w.rule(chainSources, "", w.countRejected())
+	}
+	w.rule(prefix+chainSources, "source address not allowed", nfnl.CountIn(dataplane.SourceNotAllowed), drop())
+	w.externalLocal(externalLocal, local, dispatch, full, mark)
+
+	w.dispatch(dispatch, cluster)
+	w.dispatch(dispatch, local) // internal traffic that may go to local backends only
+	w.undispatched(dispatch, cluster, mark)
 }
 
 // countRejected counts a packet by its destination.
@@ -241,7 +257,7 @@ func (w *ruleWriter) masquerade(chain string, m desired.Masquerade, local desire
 // writeEntry writes the rules through which packets enter the table.
 func (s *schema) writeEntry(batch *nfnl.Batch) {
 	w := ruleWriter{s, batch}
-	for _, e := range entries {
+	for _, e := range s.entries() {
 		w.enter(e.base, e.to)
 	}
 }
@@ -250,15 +266,18 @@ func (s *schema) writeEntry(batch *nfnl.Batch) {
 // set's key is the frontend and the address. For nft, it is the beginning of the network header
 // (see the package's documentation): source and destination are loaded together, in front of
 // the register that nft knows.
-func (w *ruleWriter) source() {
+func (w *ruleWriter) source(d *scopeSets) {
 	words := w.addrLen / 4
 	key := regKey + words
-	w.rule(chainSources, "frontend . source address @sources",
+	frontend := []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: key + words}, dport(key + words + 1)}
+	if d.inRange {
+		frontend = w.copyRange(key + words)
+	}
+	w.rule(d.prefix+chainSources, "frontend . source address @sources",
 		[]expr.Any{
 			&expr.Payload{DestRegister: key, Base: expr.PayloadBaseNetworkHeader, Len: w.sources.KeyLen},
 			&expr.Payload{DestRegister: regKey, Base: expr.PayloadBaseNetworkHeader, Offset: w.saddr, Len: 2 * w.addrLen},
-			&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: key + words}, dport(key + words + 1),
-		}, w.loadTo(w.saddr, key+words+2),
+		}, frontend, w.loadTo(w.saddr, key+words+2),
 		[]expr.Any{&expr.Lookup{SetName: w.sources.Name, SourceRegister: key}}, ret())
 }
 
@@ -319,7 +338,12 @@ func (s *schema) frontendTo(d *scopeSets, reg uint32) (load []expr.Any) {
 		load = s.loadTo(s.daddr, reg)
 		reg += s.addrLen / 4
 	}
-	return append(load, &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg}, dport(reg+1))
+	load = append(load, &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg}, dport(reg+1))
+	if d.inRange {
+		reg -= s.addrLen / 4
+		load = append(load, s.rangeAt(reg, s.loadTo(s.daddr, reg))...)
+	}
+	return load
 }
 
 // pool looks up the packet's pool. The mark in the register of the pool is only for the nft
@@ -338,8 +362,11 @@ func (w *ruleWriter) enter(base, to string) {
 	w.rule(base, "always; a copy that nft has loaded never matches", nfnl.UnlessLoaded(), jump(to))
 }
 
-// dnatTo sends the packet to the backend in registers.
-func (s *schema) dnatTo(addr, port uint32) expr.Any {
+// dnatTo sends the packet to the backend in registers, or to its address if it is for a range.
+func (s *schema) dnatTo(d *scopeSets, addr, port uint32) expr.Any {
+	if d.inRange {
+		return &expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(s.table.Family), RegAddrMin: addr}
+	}
 	return &expr.NAT{
 		Type: expr.NATTypeDestNAT, Family: uint32(s.table.Family), Specified: true,
 		RegAddrMin: addr, RegProtoMin: port,

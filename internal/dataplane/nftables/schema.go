@@ -30,6 +30,8 @@ type schema struct {
 
 	addressSets  [scopes]scopeSets // by desired.Scope
 	nodePortSets [scopes]scopeSets // of NodePorts
+	rangeSets    [scopes]scopeSets // of ranges of ports; only if ranged
+	ranged       bool              // the table has what ranges need (ranges.go)
 
 	pools               *nfnl.Set // upper bounds of random slots, for pools of both scopes
 	external            *nfnl.Set // frontends that are not ClusterIPs
@@ -40,6 +42,7 @@ type schema struct {
 	loopback            *nfnl.Set // NodePorts that are refused at loopback addresses
 	restricted, sources *nfnl.Set // frontends with source ranges, and the ranges
 	affinity, members   *nfnl.Set // backends by client, and valid backends by pool
+	ranges, partners    *nfnl.Set // see ranges.go
 	newClients          *nfnl.Set // limits of new clients, by the Service's number in its affinity IDs
 	remember            *nfnl.Set // chains by timeout
 	rejected            *nfnl.Set // counters of refused and dropped packets, by destination
@@ -53,6 +56,8 @@ type scopeSets struct {
 	scope            desired.Scope
 	prefix           string // of the names of picks and of chains
 	onNode           bool   // for NodePorts, whose keys are a protocol and a port
+	inRange          bool   // for ranges of ports
+	ranged           bool   // schema.ranged
 	frontends, picks *nfnl.Set
 	stickyPicks      *nfnl.Set // for clients with session affinity but without a backend
 	endpoints        *nfnl.Set // shared with the sets for NodePorts
@@ -62,7 +67,7 @@ type scopeSets struct {
 // eachScopeSets yields the sets of each scope.
 func (s *schema) eachScopeSets(yield func(*scopeSets) bool) {
 	for i := range scopes {
-		if !yield(&s.addressSets[i]) || !yield(&s.nodePortSets[i]) {
+		if !yield(&s.addressSets[i]) || !yield(&s.nodePortSets[i]) || s.ranged && !yield(&s.rangeSets[i]) {
 			return
 		}
 	}
@@ -177,8 +182,11 @@ func (s *schema) sets() []*nfnl.Set {
 		s.members, s.nodeAddresses, s.serviceCIDRs, s.loopback,
 		s.restricted, s.sources, cluster.sticky, s.nodePortSets[0].sticky, s.affinity, s.newClients, s.remember, s.rejected,
 	}
+	if s.ranged {
+		all = append(all, s.ranges, s.partners)
+	}
 	for d := range s.eachScopeSets {
-		if d != cluster {
+		if d != cluster && !d.inRange {
 			all = append(all, d.frontends)
 		}
 		all = append(all, d.picks, d.stickyPicks)
@@ -214,7 +222,11 @@ func (s *schema) frontendKey(b []byte, k desired.FrontendKey) []byte {
 	if k.OnNode() {
 		return s.nodePortKey(b, k.Protocol, k.Port())
 	}
-	return nfnl.AppendDestination(b, uint8(k.Protocol), k.AddrPort)
+	protocol := uint8(k.Protocol)
+	if k.IsRange() {
+		protocol |= rangeFlag
+	}
+	return nfnl.AppendDestination(b, protocol, k.AddrPort)
 }
 
 // secondWord encodes a value with an unused first word (see the package's
@@ -231,13 +243,16 @@ func (s *schema) is(a netip.Addr) bool { return a.BitLen() == int(s.addrLen)*8 }
 // affinityID identifies a Service port, with all of its frontends, across runs, by two hashes
 // of names: one that all ports of the Service share, and one of the port. They are hard to
 // forge, as a Service shares its limit with all that have the same first hash (see clients.go).
-// kube-proxy, too, records clients by Service port.
-func affinityID(p desired.ServicePort, proto desired.Protocol) (service, port uint32) {
+// kube-proxy, too, records clients by Service port. All ports of a Service with ranges have one ID.
+func affinityID(p desired.ServicePort, proto desired.Protocol, shared bool) (service, port uint32) {
 	hash := func(parts ...string) uint32 {
 		sum := sha256.Sum256([]byte(strings.Join(parts, "\x00")))
 		return firstNumber(sum[:])
 	}
-	return hash(p.Namespace, p.Name), hash(p.Namespace, p.Name, p.Port, proto.String())
+	if service = hash(p.Namespace, p.Name); shared {
+		return service, service
+	}
+	return service, hash(p.Namespace, p.Name, p.Port, proto.String())
 }
 
 // memberKey encodes the key of a pool and a backend in members.
@@ -255,7 +270,7 @@ func (s *schema) rangeOf(p netip.Prefix) (first, last []byte) {
 	return first, last
 }
 
-// decodeFrontendKey is the inverse of frontendKey.
+// decodeFrontendKey is the inverse of frontendKey, except for the last port of a range.
 func (s *schema) decodeFrontendKey(k []byte) (f desired.FrontendKey, ok bool) {
 	if nodePort := s.nodePortSets[0].frontends.KeyLen; len(k) == int(nodePort) {
 		k = append(make([]byte, s.addrLen), k...)

@@ -18,7 +18,7 @@ import (
 // Rules implements dataplane.Reader.
 func (b *Dataplane) Rules(_ context.Context, full *desired.Change) (n int, faults []string, err error) {
 	for f := range b.served {
-		s := &schemas[f]
+		s := &schemasFor(full.Ranges)[f]
 		t, err := b.conn.Contents(s.table)
 		switch {
 		case nfnl.IsUnsupported(err), err == nil && t == nil:
@@ -99,7 +99,7 @@ func differing(t *nfnl.Contents, of func(chain string) bool, want map[string][]n
 	for _, r := range t.Rules {
 		got[r.Chain] = append(got[r.Chain], r)
 	}
-	s := &schemas[desired.IPv4] // the names are the same in both
+	s := &rangedSchemas[desired.IPv4] // the names are the same in all
 	for _, c := range t.Chains {
 		rules, wanted := want[c.Name]
 		switch has := got[c.Name]; {

@@ -47,6 +47,7 @@ type poolUpdate struct {
 	all           []desired.Backend // instead of slots for a new pool: its backends in order of slots
 
 	removed, added []desired.Backend // only for a pool with affinity
+	shared         bool              // they are partners
 }
 
 // element adds the element with w.key and w.value to a set or map, or deletes it.
@@ -150,7 +151,11 @@ func (w *writer) pools(op op, s *schema) {
 	for r := range updates {
 		if selector := of(op, r.after, r.before); selector != noSelector && r.after != r.before {
 			w.poolKey(r.id)
-			w.value = number(secondWord(w.value[:0], selectorKey(selector)), uint32(int32(selector)))
+			key := selectorKey(selector)
+			if r.shared && key == stickySelector {
+				key |= sharedSelector
+			}
+			w.value = number(secondWord(w.value[:0], key), uint32(int32(selector)))
 			w.element(op, s, s.pools, "")
 		}
 	}
@@ -168,6 +173,11 @@ func (w *writer) pools(op op, s *schema) {
 	}
 	for r := range updates {
 		for _, b := range of(op, r.added, r.removed) {
+			if r.shared {
+				w.key, w.value = s.partnerKey(w.key[:0], w.number(r.id), b), s.endpointValue(w.value[:0], b)
+				w.element(op, s, s.partners, "")
+				continue
+			}
 			w.key = s.memberKey(w.key[:0], w.number(r.id), b)
 			w.member(op, s, s.members)
 		}
@@ -209,7 +219,7 @@ var elementKinds = []func(*writer, *schema, *desired.Frontend) element{
 	},
 	func(_ *writer, s *schema, f *desired.Frontend) (e element) {
 		if affinityOf(f) != 0 {
-			service, port := affinityID(f.Service, f.Protocol)
+			service, port := affinityID(f.Service, f.Protocol, f.Shared)
 			e = element{set: s.setsOf(f.FrontendKey, f.Scope).sticky, value: [4]uint32{0, service, port, f.Affinity}, words: 4, service: f.Service}
 		}
 		return e
@@ -229,8 +239,11 @@ func (w *writer) frontendElement(s *schema, scope desired.Scope, f *desired.Fron
 
 // setsOf returns the sets for a frontend's pool in a scope.
 func (s *schema) setsOf(k desired.FrontendKey, scope desired.Scope) *scopeSets {
-	if k.OnNode() {
+	switch {
+	case k.OnNode():
 		return &s.nodePortSets[scope]
+	case k.IsRange():
+		return &s.rangeSets[scope]
 	}
 	return &s.addressSets[scope]
 }
@@ -262,6 +275,11 @@ func (w *writer) frontends(op op, s *schema, change *desired.Change) {
 				comment = e.service.String()
 			}
 			w.element(op, s, e.set, comment)
+		}
+	}
+	for f, other := range frontends {
+		if f.IsRange() && other == nil {
+			w.portRange(op, s, f)
 		}
 	}
 	for f, other := range frontends {

@@ -16,13 +16,17 @@ import (
 // another value, the batch fails (EEXIST).
 func (b *Batch) AddElement(t Table, s *Set, key, value []byte, comment string) {
 	at := b.element(unix.NFT_MSG_NEWSETELEM, t, s, key)
+	b.value(value)
+	b.buf.comment(unix.NFTA_SET_ELEM_USERDATA, comment)
+	b.buf.close(at)
+}
+
+func (b *Batch) value(value []byte) {
 	if len(value) > 0 {
 		data := b.buf.open(unix.NFTA_SET_ELEM_DATA)
 		b.buf.bytes(unix.NFTA_DATA_VALUE, value)
 		b.buf.close(data)
 	}
-	b.buf.comment(unix.NFTA_SET_ELEM_USERDATA, comment)
-	b.buf.close(at)
 }
 
 // AddElementWith adds an element with a stateful expression, such as a limit, to a set with the
@@ -67,26 +71,28 @@ func (b *Batch) AddVerdict(t Table, s *Set, key []byte, v Verdict, chain string)
 }
 
 // AddInterval adds an interval of keys to a set with the flag NFT_SET_INTERVAL:
-// from the first to the last, taken as numbers in network byte order. Intervals
+// from the first to the last, taken as numbers in network byte order, with the value of a map. Intervals
 // may touch but not overlap (else EEXIST or ENOTEMPTY).
-func (b *Batch) AddInterval(t Table, s *Set, first, last []byte) {
-	b.interval(unix.NFT_MSG_NEWSETELEM, t, s, first, last)
+func (b *Batch) AddInterval(t Table, s *Set, first, last []byte, value ...byte) {
+	b.interval(unix.NFT_MSG_NEWSETELEM, t, s, first, last, value)
 }
 
 // DeleteInterval deletes an interval as it was added (else ENOENT).
 func (b *Batch) DeleteInterval(t Table, s *Set, first, last []byte) {
-	b.interval(unix.NFT_MSG_DELSETELEM, t, s, first, last)
+	b.interval(unix.NFT_MSG_DELSETELEM, t, s, first, last, nil)
 }
 
 // interval writes the kernel's two elements of an interval: its first key, and the key after
 // its last, with a flag. An interval up to the largest key has no second element. Both are in one
 // message: Linux 7.0 takes a first key at the end of a message for an interval without an end, and
 // refuses it with EEXIST.
-func (b *Batch) interval(msg uint16, t Table, s *Set, first, last []byte) {
-	if most := 4 * (len(first) + 32); len(b.buf)-b.list > maxElementBytes-most {
+func (b *Batch) interval(msg uint16, t Table, s *Set, first, last, value []byte) {
+	if most := 4 * (len(first) + len(value) + 32); len(b.buf)-b.list > maxElementBytes-most {
 		b.endRun()
 	}
-	b.buf.close(b.element(msg, t, s, first))
+	start := b.element(msg, t, s, first)
+	b.value(value)
+	b.buf.close(start)
 	end, ok := after(last)
 	if !ok {
 		return

@@ -15,8 +15,9 @@ import (
 type search struct {
 	family    family
 	frontends map[desired.FrontendKey]*frontend
-	tcp       set // connections of TCP to these backends are stale
-	begun     set // unanswered connections of TCP to these frontends are stale if untranslated
+	ranges    []desired.FrontendKey // of frontends, those with ranges
+	tcp       set                   // connections of TCP to these backends are stale
+	begun     set                   // unanswered connections of TCP to these frontends are stale if untranslated
 	filter    filter
 }
 
@@ -48,7 +49,7 @@ func plan(flows []desired.StaleFlows) (searches []*search) {
 			continue
 		}
 		for _, family := range []family{ipv4, ipv6} {
-			frontends, backends := ofFamily(family, f.Frontends), set{}
+			frontends, backends := keysOf(family, f.Frontends), set{}
 			for _, b := range ofFamily(family, f.Backends) {
 				backends[b] = true
 			}
@@ -96,6 +97,15 @@ func ofFamily[T interface {
 	return out
 }
 
+func keysOf(f family, all []desired.FrontendKey) (out []desired.FrontendKey) {
+	for _, k := range all {
+		if k = k.At(k.Addr().Unmap()); familyOf(k.AddrPort) == f {
+			out = append(out, k)
+		}
+	}
+	return out
+}
+
 // searchIn returns the search in a family, which it creates if there is none.
 func searchIn(searches *[]*search, f family) *search {
 	for _, s := range *searches {
@@ -111,16 +121,19 @@ func searchIn(searches *[]*search, f family) *search {
 // add adds one desired.StaleFlows. Its frontends share the set of backends until another
 // StaleFlows names one of them, so that a Service with many frontends and many backends does
 // not need a set for each frontend.
-func (s *search) add(p desired.Protocol, frontends []netip.AddrPort, backends set, only bool) {
+func (s *search) add(p desired.Protocol, frontends []desired.FrontendKey, backends set, only bool) {
 	s.filter.addProtocol(p)
-	for _, e := range frontends {
-		to := desired.FrontendKey{AddrPort: e, Protocol: p}
+	for _, to := range frontends {
 		f := s.frontends[to]
+		if f == nil && to.IsRange() {
+			s.ranges = append(s.ranges, to)
+		}
 		if f == nil || only {
 			f = &frontend{}
 			s.frontends[to] = f
 		}
-		s.filter.to.add(e)
+		s.filter.to.add(to.AddrPort)
+		s.filter.to.portDiffers = s.filter.to.portDiffers || to.IsRange()
 		switch {
 		case only:
 			f.only = backends
@@ -139,6 +152,7 @@ func (s *search) add(p desired.Protocol, frontends []netip.AddrPort, backends se
 	}
 	for b := range backends {
 		s.filter.replies.add(b)
+		s.filter.replies.portDiffers = s.filter.replies.portDiffers || b.Port() == 0
 	}
 }
 
@@ -150,6 +164,12 @@ func (s *search) stale(e *entry) bool {
 	case s.begun != nil:
 		return e.protocol == desired.TCP && e.destination == e.replies && s.begun[e.destination] && e.synSent
 	}
-	f := s.frontends[desired.FrontendKey{AddrPort: e.destination, Protocol: e.protocol}]
-	return f != nil && (f.removed[e.replies] || f.noNAT && !e.translated || f.only != nil && !f.only[e.replies])
+	to, replies := desired.FrontendKey{AddrPort: e.destination, Protocol: e.protocol}, e.replies
+	f := s.frontends[to]
+	for _, r := range s.ranges {
+		if f == nil && r.Overlaps(to) && e.replies.Port() == to.Port() { // others are to a port that the Service has
+			f, replies = s.frontends[r], netip.AddrPortFrom(e.replies.Addr(), 0)
+		}
+	}
+	return f != nil && (f.removed[replies] || f.noNAT && !e.translated || f.only != nil && !f.only[replies])
 }

@@ -621,7 +621,7 @@ func (x *explainer) affinity(f *desired.Frontend, all []desired.Candidate) []des
 		x.step(title, "", "%s.", rule)
 		return all
 	}
-	last, left, err := x.view.ClientsBackend(f.Service, f.Protocol, x.client.Addr)
+	last, left, err := x.view.ClientsBackend(f, x.client.Addr)
 	i := slices.IndexFunc(all, func(c desired.Candidate) bool { return c.Backend == last })
 	switch {
 	case err != nil:

@@ -66,7 +66,7 @@ type View struct {
 	Affinity func() []TableUsage
 	// ClientsBackend returns the backend that a client of a Service port with session affinity had last, or
 	// zero, and for how long it is remembered. It is nil in modes of which that is not known.
-	ClientsBackend func(p desired.ServicePort, protocol desired.Protocol, client netip.Addr) (desired.Backend, time.Duration, error)
+	ClientsBackend func(f *desired.Frontend, client netip.Addr) (desired.Backend, time.Duration, error)
 	// Rejected returns the numbers of refused and dropped packets by destination. It may be nil.
 	Rejected func() (map[desired.FrontendKey]uint64, error)
 
