@@ -71,8 +71,8 @@ var rangedSchemas = func() (all [len(schemas)]schema) {
 			Name:    "ranges",
 			KeyType: nfnl.TypeInteger, KeyLen: s.external.KeyLen, Flags: unix.NFT_SET_INTERVAL,
 			KeyTypeof: nfnl.NetworkHeader(s.external.KeyLen),
-			DataType:  nfnl.Concat(nfnl.TypeMark, nfnl.TypeMark, nfnl.TypeMark), DataLen: words * 4,
-			DataTypeof: nfnl.Concatenation(nfnl.MetaMark, nfnl.MetaMark, nfnl.MetaMark),
+			DataType:  nfnl.Concat(nfnl.TypeMark, nfnl.TypeInetProto, nfnl.TypeInetService), DataLen: words * 4,
+			DataTypeof: nfnl.Concatenation(nfnl.MetaMark, nfnl.L4Proto, nfnl.TCPDport),
 		}
 		s.partners = &nfnl.Set{
 			Name: "partners", KeyType: s.members.KeyType, KeyLen: s.members.KeyLen,

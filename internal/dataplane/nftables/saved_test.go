@@ -42,6 +42,7 @@ func TestSavedRulesetLoads(t *testing.T) {
 				scheduled(s, 3, "rr")
 				scheduled(s, 4, "maglev")
 				scheduled(s, 5, "maglev,maglev-port")
+				ranged(s, 7)
 				dataplanetest.Reconcile(t, k.Dataplane, s)
 				dataplanetest.RunIn(t, k.ns, `
 					add element ip slipstream affinity { 0x1 . 0x2 . 10.244.1.9 timeout 3h : 0x0 . 8080 . 10.244.1.2 }

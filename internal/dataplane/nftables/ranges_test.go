@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/slipstream-proxy/slipstream/internal/dataplane/dataplanetest"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// ranged adds a Service with a range that begins with one of its ports, session affinity and source ranges.
+func ranged(s *desired.State, i int) {
+	name := fmt.Sprint("ranged", i)
+	s.SetService(&corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, Annotations: map[string]string{desired.AnnotationPortRanges: "tcp/3000-3100,udp/10000-20000"}},
+		Spec: corev1.ServiceSpec{
+			Type: corev1.ServiceTypeLoadBalancer, SessionAffinity: corev1.ServiceAffinityClientIP,
+			ClusterIPs: []string{fmt.Sprint("10.96.9.", i), fmt.Sprintf("fd00:96::9:%x", i)}, LoadBalancerSourceRanges: []string{"192.168.0.0/16", "fd00::/16"},
+			Ports: []corev1.ServicePort{{Name: "first", Port: 3000}},
+		},
+		Status: corev1.ServiceStatus{LoadBalancer: corev1.LoadBalancerStatus{Ingress: []corev1.LoadBalancerIngress{{IP: fmt.Sprint("203.0.113.", 100+i)}, {IP: fmt.Sprintf("2001:db8::9:%x", i)}}}},
+	})
+	first, port := "first", int32(8080)
+	for kind, ip := range map[discoveryv1.AddressType]string{discoveryv1.AddressTypeIPv4: "10.244.9.9", discoveryv1.AddressTypeIPv6: "fd00:244::9"} {
+		s.SetEndpointSlice(&discoveryv1.EndpointSlice{
+			ObjectMeta:  metav1.ObjectMeta{Namespace: "ns", Name: name + string(kind), Labels: map[string]string{discoveryv1.LabelServiceName: name}},
+			AddressType: kind, Ports: []discoveryv1.EndpointPort{{Name: &first, Port: &port}}, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{ip}}},
+		})
+	}
+}
+
+// TestRangesAreOnDemand checks that a table has what ranges need only once there is one, whatever order, and that
+// Check finds what another program has deleted.
+func TestRangesAreOnDemand(t *testing.T) {
+	kerneltest.Require(t, kerneltest.NFTables)
+	k := newKernel(t)
+	s := desired.New(inCluster("10.244.0.0/16", "fd00:244::/32"))
+	web(s, 1)
+	dataplanetest.Reconcile(t, k.Dataplane, s)
+	if has, err := k.conn.Contents(schemas[0].table); err != nil || len(has.Sets) != len(schemas[0].sets()) {
+		t.Fatalf("%d sets without ranges: %v", len(has.Sets), err)
+	}
+	ranged(s, 1)
+	if u := s.Change(); !u.Rebuild {
+		t.Fatal("the first range changes single elements")
+	}
+	dataplanetest.Reconcile(t, k.Dataplane, s)
+	k.has(s)
+	ranged(s, 2)
+	dataplanetest.Apply(t, k.Dataplane, s)
+	k.has(s)
+	for _, set := range []string{"ranges", "partners"} {
+		dataplanetest.RunIn(t, k.ns, "", "nft", "flush", map[string]string{"ranges": "map", "partners": "map"}[set], "ip", "slipstream", set)
+		if err := k.Check(t.Context()); err == nil {
+			t.Errorf("Check finds nothing, without the elements of %s", set)
+		}
+		dataplanetest.Reconcile(t, k.Dataplane, s)
+		k.has(s)
+	}
+	next := &kernel{Dataplane: k.open(), ns: k.ns, t: t}
+	defer next.Close()
+	s = desired.New(inCluster("10.244.0.0/16", "fd00:244::/32"))
+	web(s, 1)
+	dataplanetest.Reconcile(t, next.Dataplane, s)
+	next.has(s)
+	if has, err := next.conn.Contents(schemas[0].table); err != nil || len(has.Sets) != len(schemas[0].sets()) {
+		t.Fatalf("%d sets after a start without ranges: %v", len(has.Sets), err)
+	}
+}
