@@ -401,7 +401,7 @@ func (s *app) leftovers(ctx context.Context) (o takeover.Options, virtualServers
 // algorithm, which [desired.Random] replaces then.
 func desiredOn(b instance, c *config.Config, node string, without desired.Families) (desired.Config, error) {
 	d := desiredConfig(c, node, without)
-	d.Scheduler, d.Supports = b.scheduler, b.Supports
+	d.Scheduler, d.Supports, d.NoLimits = b.scheduler, b.Supports, c.Mode() != config.NFTables
 	err := b.Supports(d.Balancing.Algorithm)
 	if err != nil {
 		d.Balancing.Algorithm = desired.Random

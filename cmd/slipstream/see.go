@@ -559,6 +559,9 @@ func printService(out io.Writer, s *see.Service) error {
 			fmt.Fprintf(out, ", a client keeps its endpoint for %d s", s.Affinity)
 		}
 		fmt.Fprintln(out)
+		if s.Limits != "" {
+			fmt.Fprintf(out, "  Limits: %s\n", s.Limits)
+		}
 		for _, f := range p.Frontends {
 			owner := ""
 			if f.Owner != "" {

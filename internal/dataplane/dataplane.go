@@ -199,6 +199,11 @@ const (
 	SourceNotAllowed   = "source_not_allowed"  // dropped: the client is not in loadBalancerSourceRanges
 	UnknownPort        = "unknown_port"        // refused: the ClusterIP has no such port
 	UnallocatedAddress = "unallocated_address" // dropped: no Service has the address of a ServiceCIDR
+
+	// New connections beyond desired.Limits.
+	TooManyConnections = "max_connections"
+	TooManyOfClient    = "max_connections_per_client"
+	TooFast            = "connection_rate_per_client"
 )
 
 // Rejected are the numbers of packets that a ruleset has rejected, by desired.Family and

@@ -232,6 +232,9 @@ func (s *State) frontend(c claim, key FrontendKey) *Frontend {
 		SlowPath:    spec.slowPath || key.IsRange(),
 		IPVS:        fromOutside&byIPVS != 0,
 	}
+	if !key.IsRange() {
+		f.Limits = spec.limits
+	}
 	if fromOutside != kind {
 		f.LocalPool = pools[fromOutside].id
 	}

@@ -73,6 +73,9 @@ type Config struct {
 	// NoRanges says that the dataplane does not have [AnnotationPortRanges].
 	NoRanges bool
 
+	// NoLimits says that the dataplane does not enforce [Limits].
+	NoLimits bool
+
 	// Loads counts the connections of backends, for LeastConnections. Without, it is Random.
 	Loads Loads
 

@@ -151,6 +151,9 @@ type Frontend struct {
 	// SlowPath keeps connections off the fast path ([AnnotationFastPath]).
 	SlowPath bool
 
+	// Limits are those of the Service, over all of its frontends but ranges of ports.
+	Limits Limits
+
 	// IPVS says that the frontend has a virtual server: the dataplane's table serves Pool only if there is a
 	// LocalPool too.
 	IPVS bool

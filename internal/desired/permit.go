@@ -29,7 +29,8 @@ func permitted[T interface {
 		return in
 	}
 	s.forget(in, in.GetNamespace(), in.GetName())
-	if !slices.ContainsFunc([]string{AnnotationScheduler, AnnotationLocalZone, AnnotationSlowStart, AnnotationWeight, AnnotationFastPath, AnnotationFailover, AnnotationPortRanges}, func(a string) bool { return in.GetAnnotations()[a] != "" }) {
+	if !slices.ContainsFunc([]string{AnnotationScheduler, AnnotationLocalZone, AnnotationSlowStart, AnnotationWeight, AnnotationFastPath, AnnotationFailover, AnnotationPortRanges,
+		AnnotationMaxConnections, AnnotationMaxPerClient, AnnotationRatePerClient, AnnotationLimitAction}, func(a string) bool { return in.GetAnnotations()[a] != "" }) {
 		return in
 	}
 	of := s.permits.objects[in.GetNamespace()]

@@ -45,7 +45,8 @@ type serviceSpec struct {
 	slowPath   bool   // connections do not take the fast path
 	failsOver  bool   // AnnotationFailover
 	portRanges int    // how many of ports are ranges
-	closed     bool   // one of ranges is invalid
+	limits     Limits
+	closed     bool // one of ranges is invalid
 	Scheduler
 	open      [families]bool // one of ranges contains all addresses
 	scheduler string         // of IPVS; "" for the node's
@@ -122,6 +123,7 @@ func (s *State) compactService(in *corev1.Service) *serviceSpec {
 	s.schedule(out, in)
 	out.slowStart = s.slowStart(in)
 	s.failover(out, in)
+	out.limits = s.limits(in)
 	s.externalAddrs(out, in)
 	s.sourceRanges(out, in)
 	if in.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {

@@ -23,6 +23,7 @@ type ServiceView struct {
 	InternalPolicy string     `json:"internalTrafficPolicy"`
 	ExternalPolicy string     `json:"externalTrafficPolicy"`
 	Affinity       uint32     `json:"affinitySeconds,omitempty"`
+	Limits         string     `json:"limits,omitempty"` // of connections, in words
 	Ports          []PortView `json:"ports"`
 }
 
@@ -122,7 +123,7 @@ func (s *State) viewService(svc *service, endpoints bool) *ServiceView {
 	}
 	p := svc.spec.policy
 	v := &ServiceView{
-		Namespace: svc.name.Namespace, Name: svc.name.Name, Affinity: svc.spec.affinity,
+		Namespace: svc.name.Namespace, Name: svc.name.Name, Affinity: svc.spec.affinity, Limits: svc.spec.limits.String(),
 		InternalPolicy: scope(p.internalLocal), ExternalPolicy: scope(p.externalLocal),
 	}
 	for _, port := range svc.ports {

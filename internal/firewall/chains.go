@@ -17,10 +17,11 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/xtables"
 )
 
-// OurTable is the name of the tables of nftables mode, FastPathTable that of the fast path's, of family inet, and
-// OurChains the prefix of the chains of iptables mode.
+// OurTable and LimitsTable are the names of the tables of nftables mode, FastPathTable that of the fast path's, of family
+// inet, and OurChains the prefix of the chains of iptables mode.
 const (
 	OurTable      = "slipstream"
+	LimitsTable   = "slipstream-limits"
 	FastPathTable = "slipstream-fastpath"
 	OurChains     = "SLIP-"
 )
@@ -45,7 +46,7 @@ func chains(ctx context.Context, conn *nfnl.Conn, ipv6 bool, wanted func(*nfnl.B
 			if info, failed := conn.Table(c.Table); failed == nil && info.Dormant || !wanted(&c) {
 				continue
 			}
-			own := c.Table.Name == OurTable || c.Table == (nfnl.Table{Family: nfnl.INET, Name: FastPathTable})
+			own := c.Table.Name == OurTable || c.Table.Name == LimitsTable || c.Table == (nfnl.Table{Family: nfnl.INET, Name: FastPathTable})
 			if _, read := walkers[c.Table]; !read && !own {
 				walkers[c.Table], failed = newWalker(conn, c.Table)
 				err = errors.Join(err, failed)

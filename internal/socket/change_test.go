@@ -64,7 +64,10 @@ func TestLeftAlone(t *testing.T) {
 		"affinity":          func(s *corev1.Service) { s.Spec.SessionAffinity = corev1.ServiceAffinityClientIP },
 		"hash":              annotated("maglev"),
 		"least connections": annotated("lc"),
-		"UDP":               func(s *corev1.Service) { s.Spec.Ports[0].Protocol = corev1.ProtocolUDP },
+		"limits": func(s *corev1.Service) {
+			s.Annotations = map[string]string{desired.AnnotationMaxConnections: "1000"}
+		},
+		"UDP": func(s *corev1.Service) { s.Spec.Ports[0].Protocol = corev1.ProtocolUDP },
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := serve(t, 2, change)

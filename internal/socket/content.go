@@ -120,7 +120,7 @@ func count(b bool) int {
 
 // poolOf returns the number of the pool for a frontend, or 0 if the dataplane decides.
 func (c *content) poolOf(f *desired.Frontend) uint32 {
-	if f == nil || f.Affinity != 0 || f.Sources != nil {
+	if f == nil || f.Affinity != 0 || f.Sources != nil || f.Limits != (desired.Limits{}) {
 		return 0
 	}
 	if p := c.pools.Get(f.Pool); p != nil {

@@ -3,6 +3,7 @@
 package nftables
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -82,7 +83,7 @@ func (b *Dataplane) Check(ctx context.Context) error {
 	}
 	if generation != b.detector.generation {
 		for f := range b.served {
-			if err := b.checkTable(f); err != nil {
+			if err := cmp.Or(b.checkTable(f), b.checkLimits(f)); err != nil {
 				return err
 			}
 		}

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"net/netip"
+	"slices"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
@@ -51,9 +52,14 @@ func (b *Dataplane) Counts() (c Counts, err error) {
 // read reads the counters of a family, if its table exists.
 func (c *Counts) read(conn *nfnl.Conn, f int) error {
 	rejected := map[string]uint64{}
-	for _, name := range counters {
-		packets, _, err := conn.Counter(schemas[f].table, name)
+	for _, name := range slices.Concat(counters, limitReasons) {
+		table := schemas[f].table
+		if slices.Contains(limitReasons, name) {
+			table = limitSchemas[f].table
+		}
+		packets, _, err := conn.Counter(table, name)
 		switch {
+		case errors.Is(err, unix.ENOENT) && table == limitSchemas[f].table:
 		case errors.Is(err, unix.ENOENT):
 			return nil
 		case err != nil:
@@ -80,9 +86,11 @@ func (b *Dataplane) RejectedAt() (map[desired.FrontendKey]uint64, error) {
 	for f := range schemas {
 		s := &schemas[f]
 		// Under constant transactions, every dump is interrupted. It may lack elements then.
-		failed := conn.Elements(s.table, s.rejected.Name, func(e nfnl.Element) { all[rejectedKey(e.Key)] = e.Packets })
-		if !errors.Is(failed, unix.ENOENT) && !errors.Is(failed, nfnl.ErrInterrupted) {
-			err = errors.Join(err, failed)
+		for _, table := range []nfnl.Table{s.table, limitSchemas[f].table} {
+			failed := conn.Elements(table, s.rejected.Name, func(e nfnl.Element) { all[rejectedKey(e.Key)] += e.Packets })
+			if !errors.Is(failed, unix.ENOENT) && !errors.Is(failed, nfnl.ErrInterrupted) {
+				err = errors.Join(err, failed)
+			}
 		}
 	}
 	return all, err

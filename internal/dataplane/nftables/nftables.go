@@ -27,6 +27,7 @@ type Dataplane struct {
 	pools       dataplane.Pools[pool]        // in the kernel
 	timeouts    [len(schemas)]map[uint32]int // timeouts of session affinity that have a chain, with their frontends' number, or emptied
 	onDemand    [len(schemas)][scopes]onDemand
+	limits      [len(schemas)]limits
 	sequence    dataplane.Sequence
 	unsupported desired.Families  // families that the kernel does not support
 	lacksHash   error             // the expression hash
@@ -74,6 +75,7 @@ func (b *Dataplane) Apply(ctx context.Context, change *desired.Change) (dataplan
 	b.batch.Reset()
 	b.chains.Reset()
 	b.write(change)
+	b.limit(change, false)
 	stats := b.stats()
 	if err := b.commitChains(); err != nil {
 		return stats, b.explain(err, change)

@@ -45,6 +45,7 @@ func (b *Dataplane) Reconcile(ctx context.Context, full *desired.Change) (datapl
 		b.reset(full)
 		err = b.replace(ctx, full, &want)
 	}
+	b.limit(full, true)
 	stats := b.stats()
 	if err != nil {
 		return stats, b.explain(err, full)
@@ -290,6 +291,9 @@ func (b *Dataplane) Cleanup(ctx context.Context) error {
 	b.sequence.Begin()
 	var closeEntries, remove nfnl.Batch
 	for f := range schemas {
+		if t, err := b.conn.Contents(limitSchemas[f].table); err == nil && t != nil {
+			closeEntries.DeleteTable(limitSchemas[f].table)
+		}
 		table := schemas[f].table
 		t, err := b.conn.Contents(table)
 		switch {

@@ -31,7 +31,14 @@ func (b *Dataplane) Rules(_ context.Context, full *desired.Change) (n int, fault
 		fault := func(format string, args ...any) {
 			faults = append(faults, fmt.Sprintf("%s: ", s.table.Family)+fmt.Sprintf(format, args...))
 		}
-		n += len(t.Rules)
+		rules, limited, err := b.limitFaults(f, full)
+		if err != nil {
+			return 0, nil, err
+		}
+		for _, l := range limited {
+			fault("table %s: %s", limitSchemas[f].table.Name, l)
+		}
+		n += len(t.Rules) + rules
 		want := s.skeleton(b.config, full)
 		if t.Dormant {
 			fault("the table is dormant")
@@ -89,7 +96,7 @@ func (b *Dataplane) readCreated(s *schema) (*nfnl.Batch, error) {
 
 // isCreated reports whether a chain is not covered by the seal.
 func (s *schema) isCreated(name string) bool {
-	return isRememberChain(name) || s.isSpecial(name) || strings.HasPrefix(name, sealPrefix)
+	return strings.HasPrefix(name, limitPrefix) || isRememberChain(name) || s.isSpecial(name) || strings.HasPrefix(name, sealPrefix)
 }
 
 // differing describes those of some chains that have other rules than they should. A chain

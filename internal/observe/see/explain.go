@@ -520,6 +520,9 @@ func (x *explainer) programmed() {
 
 // sources compares the client with the source ranges.
 func (x *explainer) sources() {
+	if l := x.decision.Frontend.Limits.String(); l != "" {
+		x.step("Limits", "", "The Service has %s.", l)
+	}
 	s := x.decision.Frontend.Sources
 	if s == nil {
 		return

@@ -499,7 +499,7 @@ func (t *tracer) show() {
 		switch {
 		case m.verdict.code != int32(nfnl.Drop):
 			t.step(hook, t.rule(&m), "%s", does)
-		case m.table.Name == firewall.OurTable:
+		case m.table.Name == firewall.OurTable, m.table.Name == firewall.LimitsTable:
 			ended[m.reply] = true
 			t.step(hook, t.rule(&m), "Slipstream refuses or drops the packet here. %s", does)
 		default:

@@ -1,0 +1,386 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/nftables/expr"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
+	"golang.org/x/sys/unix"
+)
+
+// Limits of connections (desired.Limits) have a table of their own in each family, which exists while a
+// Service has some:
+//
+//	map limited             { 10.96.0.20 . tcp . 80 : 1 }              # frontend -> ID of the Service, limits
+//	map limited-node-ports  { tcp . 30080 : 1 }
+//	map limits              { 1 : goto limit-1 }
+//	set connections         { flags dynamic }                          # by Service
+//	set clients             { flags dynamic; size 65536 }              # by Service and client
+//	set rates               { flags dynamic, timeout; size 65536 }
+//	chain prerouting        { type nat hook prerouting priority dstnat - 1;  jump limited }
+//	chain limited           { limits[ limited[ip daddr . meta l4proto . th dport] ] }
+//	chain limit-1 {
+//	  update @rates { ID . ip saddr limit rate over 50/second } goto beyond
+//	  update @clients { ID . ip saddr ct count over 20 } goto beyond
+//	  update @connections { ID ct count over 1000 } goto beyond
+//	}
+//
+// The chains have the type nat too, so established packets do not meet them. Services with the same limits
+// share a chain. The sets that rules fill stay when the proxy starts again, and with them what they have
+// counted. The kernel deletes elements that count no connection any more.
+//
+// While a set is full, clients that are not in it are not limited each for itself: senders of forged
+// addresses could else shut out all others. AnnotationMaxConnections still holds.
+
+// MaxLimits is how many different limits there may be in a family.
+const MaxLimits = 32
+
+// mostLimited is the size of the sets of clients.
+const mostLimited = 1 << 16
+
+const limitPrefix = "limit-"
+
+// Chains of the table.
+const (
+	chainLimited = "limited"
+	chainRefused = "refused"
+	chainDropped = "dropped"
+)
+
+var limitReasons = []string{dataplane.TooManyConnections, dataplane.TooManyOfClient, dataplane.TooFast}
+
+// limitSchema is the table with limits of a family. Of the embedded one, it has the sets sticky (with
+// frontends of both kinds), remember, rejected and nodeAddresses, under its own names.
+type limitSchema struct {
+	schema
+	connections, clients, rates *nfnl.Set
+}
+
+var limitSchemas = [...]limitSchema{newLimitSchema(schemas[desired.IPv4]), newLimitSchema(schemas[desired.IPv6])}
+
+func newLimitSchema(s schema) limitSchema {
+	s.table.Name = "slipstream-limits"
+	named := func(set *nfnl.Set, name string) *nfnl.Set {
+		renamed := *set
+		renamed.Name = name
+		return &renamed
+	}
+	s.addressSets[0].sticky, s.nodePortSets[0].sticky = named(s.addressSets[0].sticky, "limited"), named(s.nodePortSets[0].sticky, "limited-node-ports")
+	s.remember = named(s.remember, "limits")
+	l := limitSchema{schema: s}
+	counting := func(name string, key nfnl.DataType, len, flags, size uint32) *nfnl.Set {
+		return &nfnl.Set{Name: name, KeyType: key, KeyLen: len, Flags: unix.NFT_SET_EVAL | flags, Size: size}
+	}
+	id := []nfnl.DataType{nfnl.TypeMark, nfnl.TypeMark}
+	client := nfnl.Concat(append(id, s.table.Family.AddrType())...)
+	l.connections = counting("connections", nfnl.Concat(id...), 8, 0, 0)
+	l.clients = counting("clients", client, 8+s.addrLen, 0, mostLimited)
+	l.rates = counting("rates", client, 8+s.addrLen, unix.NFT_SET_TIMEOUT, mostLimited)
+	return l
+}
+
+func (l *limitSchema) all() []*nfnl.Set {
+	return []*nfnl.Set{l.addressSets[0].sticky, l.nodePortSets[0].sticky, l.nodeAddresses, l.remember, l.rejected, l.connections, l.clients, l.rates}
+}
+
+// limits is what a family's table has.
+type limits struct {
+	frontends   map[desired.FrontendKey]*desired.Frontend // limited ones
+	users       map[desired.Limits]int                    // how many of them have these limits
+	numbers     map[desired.Limits]uint32                 // nil without a table
+	fingerprint uint64
+	err         error // why the kernel does not have them
+}
+
+// limitID identifies a Service and its limits across runs.
+func limitID(f *desired.Frontend) [2]uint32 {
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s/%s %s", f.Service.Namespace, f.Service.Name, f.Limits))
+	return [2]uint32{firstNumber(sum[:]), firstNumber(sum[4:])}
+}
+
+// limit programs the limits of a change that was encoded. Services are served even if that fails.
+func (b *Dataplane) limit(change *desired.Change, all bool) {
+	for f := range b.served {
+		k, nodes := &b.limits[f], &change.Sets[desired.NodeAddresses]
+		if all {
+			*k = limits{frontends: map[desired.FrontendKey]*desired.Frontend{}, users: map[desired.Limits]int{}}
+		}
+		again := all || k.err != nil || k.numbers != nil && len(nodes.Added)+len(nodes.Removed) > 0
+		var batch nfnl.Batch
+		for _, c := range change.Frontends {
+			old := k.frontends[c.Key()]
+			limited := c.New != nil && c.New.Limits != desired.Limits{} && limitSchemas[f].is(c.Key().Addr())
+			if old == nil && !limited || old != nil && limited && old.Service == c.New.Service && old.Limits == c.New.Limits {
+				continue
+			}
+			if old != nil {
+				limitSchemas[f].element(&batch, del, old, k.numbers)
+				delete(k.frontends, c.Key())
+				k.users[old.Limits]--
+				again = again || k.users[old.Limits] == 0
+			}
+			if limited {
+				k.frontends[c.Key()] = c.New
+				k.users[c.New.Limits]++
+				again = again || k.numbers[c.New.Limits] == 0
+				limitSchemas[f].element(&batch, add, c.New, k.numbers)
+			}
+		}
+		if again {
+			k.err = b.rewriteLimits(f)
+		} else if !batch.Empty() {
+			k.err = b.conn.Commit(0, &batch)
+		}
+		for _, c := range change.Frontends {
+			front := k.frontends[c.Key()]
+			if front == nil || k.err == nil && k.numbers[front.Limits] > 0 || len(b.lacking) >= mostLacking {
+				continue
+			}
+			err := cmp.Or(k.err, fmt.Errorf("there are %d other limits already", MaxLimits))
+			p := desired.Problem{
+				Object: "Service " + front.Service.Owner().String(), Service: front.Service.Owner(),
+				Field: "metadata.annotations[" + desired.AnnotationMaxConnections + "]", Reason: "connections are not limited: " + err.Error(),
+			}
+			if !slices.Contains(b.lacking, p) {
+				b.lacking = append(b.lacking, p)
+			}
+		}
+	}
+}
+
+// element writes a limited frontend.
+func (l *limitSchema) element(batch *nfnl.Batch, op op, f *desired.Frontend, numbers map[desired.Limits]uint32) {
+	n := numbers[f.Limits]
+	if n == 0 {
+		return
+	}
+	set, key := l.setsOf(f.FrontendKey, desired.Cluster).sticky, l.frontendKey(nil, f.FrontendKey)
+	if op == del {
+		batch.DeleteElement(l.table, set, key)
+		return
+	}
+	id := limitID(f)
+	batch.AddElement(l.table, set, key, number(number(secondWord(nil, id[0]), id[1]), n), f.Service.String())
+}
+
+// rewriteLimits writes the table anew, except what rules have counted, or deletes it without limits.
+func (b *Dataplane) rewriteLimits(f int) error {
+	l, k := &limitSchemas[f], &b.limits[f]
+	former := k.numbers
+	k.numbers = nil
+	maps.DeleteFunc(k.users, func(_ desired.Limits, n int) bool { return n == 0 })
+	t, err := b.conn.Contents(l.table)
+	if err != nil {
+		return err
+	}
+	var batch, unused nfnl.Batch
+	var has []*nfnl.Set
+	if t != nil {
+		compatible := true
+		if has, compatible = t.Compatible(l.all()); len(k.users) == 0 || !compatible {
+			batch.DeleteTable(l.table)
+			t = nil
+		}
+	}
+	if len(k.users) == 0 {
+		return b.conn.Commit(0, &batch)
+	}
+	k.numbers = map[desired.Limits]uint32{}
+	names := map[string]bool{} // of the chains
+	take := func(limits desired.Limits, n uint32) {
+		k.numbers[limits], names[fmt.Sprint(limitPrefix, n)] = n, true
+	}
+	var others []desired.Limits
+	for limits := range k.users {
+		if n := former[limits]; n > 0 {
+			take(limits, n)
+		} else {
+			others = append(others, limits)
+		}
+	}
+	slices.SortFunc(others, func(a, b desired.Limits) int { return strings.Compare(a.String(), b.String()) })
+	for n := uint32(1); n <= MaxLimits && len(others) > 0; n++ {
+		if !names[fmt.Sprint(limitPrefix, n)] {
+			take(others[0], n)
+			others = others[1:]
+		}
+	}
+	if t != nil {
+		for _, set := range has {
+			if set.Flags&unix.NFT_SET_EVAL == 0 {
+				batch.FlushSet(l.table, set)
+			}
+		}
+		batch.FlushTable(l.table)
+		for _, c := range t.Chains {
+			if strings.HasPrefix(c.Name, limitPrefix) && !names[c.Name] {
+				unused.DeleteChain(l.table, c.Name)
+			}
+		}
+	}
+	l.write(&batch, k.numbers)
+	for address := range b.writer.keys[f][schemas[f].nodeAddresses] {
+		batch.AddElement(l.table, l.nodeAddresses, []byte(address), nil, "")
+	}
+	for _, front := range k.frontends {
+		l.element(&batch, add, front, k.numbers)
+	}
+	if err := b.conn.Commit(0, &batch); err != nil {
+		return err
+	}
+	if !unused.Empty() {
+		_ = b.conn.Commit(0, &unused) // before Linux 6.2, elements can still refer to them: the next time
+	}
+	if t, err = b.conn.Contents(l.table); t != nil {
+		k.fingerprint = t.Fingerprint(nil)
+	}
+	return err
+}
+
+// write writes the sets, chains and rules.
+func (l *limitSchema) write(batch *nfnl.Batch, numbers map[desired.Limits]uint32) {
+	w := ruleWriter{&l.schema, batch}
+	batch.AddTable(l.table, tableComment)
+	for _, set := range l.all() {
+		batch.AddSet(l.table, set)
+	}
+	for _, reason := range limitReasons {
+		batch.AddCounter(l.table, reason)
+	}
+	for _, c := range []nfnl.Chain{
+		{Name: chainPrerouting, Hook: &nfnl.Hook{Type: "nat", Num: unix.NF_INET_PRE_ROUTING, Priority: -101}},
+		{Name: chainOutput, Hook: &nfnl.Hook{Type: "nat", Num: unix.NF_INET_LOCAL_OUT, Priority: -101}},
+		{Name: chainLimited}, {Name: chainRefused}, {Name: chainDropped},
+	} {
+		batch.AddChain(l.table, c)
+	}
+	for limits, n := range numbers {
+		l.writeChain(w, fmt.Sprint(limitPrefix, n), limits)
+		batch.AddVerdict(l.table, l.remember, word(n), nfnl.Goto, fmt.Sprint(limitPrefix, n))
+	}
+	for _, frontend := range l.limited() {
+		w.rule(chainLimited, "@limits[number in @limited]", frontend, []expr.Any{lookup(l.remember, regTimeout, unix.NFT_REG_VERDICT)})
+	}
+	w.rule(chainRefused, "", w.countRejected())
+	w.refuse(chainRefused)
+	w.rule(chainDropped, "", w.countRejected(), drop())
+	w.enter(chainPrerouting, chainLimited)
+	w.enter(chainOutput, chainLimited)
+}
+
+// limited looks up the packet's frontend among those with limits: first those that are not NodePorts.
+func (l *limitSchema) limited() [2][]expr.Any {
+	cluster, node := &l.addressSets[0], &l.nodePortSets[0]
+	return [...][]expr.Any{
+		slices.Concat(l.frontend(cluster), cluster.loadSticky(regKey)),
+		slices.Concat(l.load(l.daddr), in(l.nodeAddresses), l.frontend(node), node.loadSticky(regKey)),
+	}
+}
+
+// writeChain writes the chain of limits.
+func (l *limitSchema) writeChain(w ruleWriter, chain string, limits desired.Limits) {
+	w.batch.AddChain(l.table, nfnl.Chain{Name: chain})
+	beyond := chainRefused
+	if limits.Drop {
+		beyond = chainDropped
+	}
+	unit := map[byte]expr.LimitTime{'s': expr.LimitTimeSecond, 'm': expr.LimitTimeMinute, 'h': expr.LimitTimeHour}[limits.Unit]
+	for _, x := range []struct {
+		most      uint32
+		set       *nfnl.Set
+		timeout   time.Duration
+		perClient bool
+		reason    string
+		counts    expr.Any
+	}{
+		// A bucket that was not used for as long is full again.
+		{limits.Rate, l.rates, time.Duration(unit) * 2 * time.Second, true, dataplane.TooFast,
+			&expr.Limit{Type: expr.LimitTypePkts, Over: true, Rate: uint64(limits.Rate), Unit: unit, Burst: limits.Rate}},
+		{limits.PerClient, l.clients, 0, true, dataplane.TooManyOfClient, &expr.Connlimit{Count: limits.PerClient, Flags: unix.NFT_LIMIT_F_INV}},
+		{limits.Connections, l.connections, 0, false, dataplane.TooManyConnections, &expr.Connlimit{Count: limits.Connections, Flags: unix.NFT_LIMIT_F_INV}},
+	} {
+		if x.most == 0 {
+			continue
+		}
+		for _, frontend := range l.limited() {
+			if x.perClient {
+				frontend = append(frontend, l.loadTo(l.saddr, regClient)...)
+			}
+			w.rule(chain, "ID in @limited", frontend, []expr.Any{
+				&expr.Dynset{SetName: x.set.Name, Operation: dynsetUpdate, SrcRegKey: regID, Timeout: x.timeout, Exprs: []expr.Any{x.counts}},
+			}, nfnl.CountIn(x.reason), goTo(beyond))
+		}
+	}
+}
+
+// checkLimits finds limits that another process has modified.
+func (b *Dataplane) checkLimits(f int) error {
+	l, k := &limitSchemas[f], &b.limits[f]
+	if k.err != nil {
+		return nil // and said so
+	}
+	t, err := b.conn.Contents(l.table)
+	if err != nil || t == nil && k.numbers == nil {
+		return err
+	}
+	if t == nil || t.Dormant || k.numbers == nil || t.Fingerprint(nil) != k.fingerprint {
+		return damaged(&l.schema, "limits were modified")
+	}
+	for key, front := range k.frontends {
+		if k.numbers[front.Limits] > 0 {
+			return b.checkElement(&l.schema, l.setsOf(key, desired.Cluster).sticky, l.frontendKey(nil, key), "an element of "+l.setsOf(key, desired.Cluster).sticky.Name)
+		}
+	}
+	return nil
+}
+
+// limitFaults compares the table with a full description, except what rules have counted.
+func (b *Dataplane) limitFaults(f int, full *desired.Change) (rules int, faults []string, err error) {
+	l := &limitSchemas[f]
+	want, numbers := map[desired.FrontendKey]*desired.Frontend{}, map[desired.Limits]uint32{}
+	for _, c := range full.Frontends {
+		if c.New.Limits != (desired.Limits{}) && l.is(c.Key().Addr()) {
+			want[c.Key()] = c.New
+		}
+	}
+	t, err := b.conn.Contents(l.table)
+	if err != nil || t == nil && len(want) == 0 {
+		return 0, nil, err
+	}
+	if t == nil {
+		return 0, []string{"connections are not limited"}, nil
+	}
+	fault := func(key desired.FrontendKey) { faults = append(faults, fmt.Sprintf("%s has other limits", key)) }
+	read := func(e nfnl.Element) {
+		key, _ := l.decodeFrontendKey(e.Key)
+		front := want[key]
+		if delete(want, key); front == nil {
+			fault(key)
+			return
+		}
+		id, n := limitID(front), firstNumber(e.Value[12:])
+		if numbers[front.Limits] = cmp.Or(numbers[front.Limits], n); numbers[front.Limits] != n || firstNumber(e.Value[4:]) != id[0] || firstNumber(e.Value[8:]) != id[1] {
+			fault(key)
+		}
+	}
+	err = errors.Join(b.conn.Elements(l.table, l.addressSets[0].sticky.Name, read), b.conn.Elements(l.table, l.nodePortSets[0].sticky.Name, read))
+	for key := range want {
+		if len(numbers) < MaxLimits {
+			fault(key)
+		}
+	}
+	var batch nfnl.Batch
+	l.write(&batch, numbers)
+	return len(t.Rules), append(faults, differing(t, func(string) bool { return true }, batch.RulesByChain())...), err
+}

@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nftables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane/dataplanetest"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
+	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
+	"golang.org/x/net/ipv4"
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// limited has Services "web", with limits, and "other", without.
+type limited struct{ *crowd }
+
+func newLimited(t testing.TB, annotations map[string]string) limited {
+	l := limited{newCrowd(t, 1<<10, 1)}
+	l.annotate(annotations)
+	return l
+}
+
+// annotate gives web annotations, and no session affinity.
+func (l limited) annotate(annotations map[string]string) {
+	l.t.Helper()
+	l.state.SetService(&corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", Annotations: annotations},
+		Spec: corev1.ServiceSpec{
+			ClusterIP: webKey(1).Addr().String(), Ports: []corev1.ServicePort{{Name: "tcp", Port: 80}, {Name: "udp", Port: 80, Protocol: corev1.ProtocolUDP}},
+		},
+	})
+	if update := l.change(); len(update) > 0 {
+		l.t.Fatal(update)
+	}
+}
+
+// change applies the state's change, and returns what was not programmed.
+func (l limited) change() []desired.Problem {
+	l.t.Helper()
+	update := l.state.Change()
+	stats, err := l.Apply(l.t.Context(), &update.Change)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	return append(update.Problems, stats.Refused...)
+}
+
+// hold connects a client to web and keeps the connection. It returns the error otherwise.
+func (l limited) hold(client int, timeout time.Duration) (conn net.Conn, err error) {
+	l.t.Helper()
+	from := net.TCPAddrFromAddrPort(netip.AddrPortFrom(clientAddr(client), 0))
+	_ = l.Client.Do(func() error {
+		conn, err = (&net.Dialer{LocalAddr: from, Timeout: timeout}).Dial("tcp4", webKey(1).AddrPort.String())
+		return nil
+	})
+	if err == nil {
+		l.t.Cleanup(func() { conn.Close() })
+	}
+	return conn, err
+}
+
+// holds fails the test unless the client is connected.
+func (l limited) holds(client int) net.Conn {
+	l.t.Helper()
+	conn, err := l.hold(client, 10*time.Second)
+	if err != nil {
+		l.t.Fatalf("client %d: %v", client, err)
+	}
+	return conn
+}
+
+func (l limited) refused(client int) {
+	l.t.Helper()
+	if _, err := l.hold(client, 10*time.Second); err == nil || !strings.Contains(err.Error(), "refused") {
+		l.t.Fatalf("client %d: %v, want a refusal", client, err)
+	}
+}
+
+// counts returns a counter of IPv4.
+func (l limited) counts(reason string) uint64 {
+	l.t.Helper()
+	c, err := l.Counts()
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	return c.Rejected[desired.IPv4][reason]
+}
+
+func TestLimitOfConnections(t *testing.T) {
+	l := newLimited(t, map[string]string{desired.AnnotationMaxConnections: "5", desired.AnnotationMaxPerClient: "3"})
+	first := l.holds(1)
+	l.holds(1)
+	l.holds(1)
+	l.refused(1)
+	if n := l.counts(dataplane.TooManyOfClient); n != 1 {
+		t.Errorf("%d connections of too many of a client, want 1", n)
+	}
+	l.holds(2)
+	l.holds(2)
+	l.refused(3)
+	if n := l.counts(dataplane.TooManyConnections); n != 1 {
+		t.Errorf("%d connections beyond the Service's, want 1", n)
+	}
+	if at, err := l.RejectedAt(); err != nil || at[webKey(1)] != 2 {
+		t.Errorf("%v, %v, want 2 at %s", at, err, webKey(1))
+	}
+	dataplanetest.Has(t, l.Dataplane, l.state)
+
+	// The same Dataplane and another one start anew: what is open still counts.
+	dataplanetest.Reconcile(t, l.Dataplane, l.state)
+	l.refused(3)
+	if _, faults, err := l.Rules(t.Context(), l.state.Reported()); err != nil || len(faults) > 0 {
+		t.Errorf("faults %q, %v", faults, err)
+	}
+	if err := l.Check(t.Context()); err != nil {
+		t.Error(err)
+	}
+
+	// A connection that ends makes room.
+	first.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for {
+		if _, err := l.hold(3, time.Second); err == nil {
+			break
+		}
+		if ctx.Err() != nil {
+			t.Fatal("no room for a connection after another one has ended")
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+
+	// Without limits, nothing is left.
+	l.annotate(nil)
+	l.holds(3)
+	if table, err := l.conn.Contents(limitSchemas[desired.IPv4].table); err != nil || table != nil {
+		t.Errorf("the table of limits: %v, %v", table, err)
+	}
+}
+
+func TestLimitOfRate(t *testing.T) {
+	l := newLimited(t, map[string]string{desired.AnnotationRatePerClient: "2/h", desired.AnnotationLimitAction: "drop"})
+	l.holds(1)
+	l.holds(1)
+	if _, err := l.hold(1, 300*time.Millisecond); err == nil || !strings.Contains(err.Error(), "timeout") {
+		t.Errorf("beyond the rate: %v, want a timeout", err)
+	}
+	if n := l.counts(dataplane.TooFast); n == 0 {
+		t.Error("no connection was too many")
+	}
+	l.holds(2)
+}
+
+// TestLimitsUnderAttack sends datagrams from 100,000 addresses to a Service with limits.
+func TestLimitsUnderAttack(t *testing.T) {
+	l := newLimited(t, map[string]string{desired.AnnotationMaxPerClient: "10", desired.AnnotationRatePerClient: "5/h"})
+	for range 5 {
+		l.holds(1)
+	}
+	l.refused(1)
+	const sources = 100000
+	l.flood(2, sources, 1)
+	s := &limitSchemas[desired.IPv4]
+	for _, set := range []*nfnl.Set{s.clients, s.rates} {
+		n := 0
+		if err := l.conn.Elements(s.table, set.Name, func(nfnl.Element) { n++ }); err != nil || n > mostLimited || n < mostLimited/2 {
+			t.Errorf("%s has %d elements, %v, want at most %d", set.Name, n, err, mostLimited)
+		}
+	}
+	l.refused(1) // it has connected before
+	for range 6 {
+		l.holds(sources + 100) // it has not, and cannot be counted
+	}
+}
+
+// flood sends datagrams from clients, n from each.
+func (l limited) flood(first, clients, n int) {
+	l.t.Helper()
+	err := l.Client.Do(func() error {
+		conn, err := net.ListenPacket("udp4", "0.0.0.0:0")
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		p, to := ipv4.NewPacketConn(conn), net.UDPAddrFromAddrPort(webKey(1).AddrPort)
+		for i := first; i < first+clients; i++ {
+			for range n {
+				if _, err := p.WriteTo([]byte{0}, &ipv4.ControlMessage{Src: clientAddr(i).AsSlice()}, to); err != nil {
+					return fmt.Errorf("client %d: %w", i, err)
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		l.t.Fatal(err)
+	}
+}
+
+func TestTooManyLimits(t *testing.T) {
+	kerneltest.Require(t, kerneltest.NFTBinary)
+	l := newLimited(t, nil)
+	for n := 1; n <= MaxLimits+1; n++ {
+		l.state.SetService(&corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: fmt.Sprint("s", n), Annotations: map[string]string{desired.AnnotationMaxConnections: fmt.Sprint(n)}},
+			Spec:       corev1.ServiceSpec{ClusterIPs: []string{fmt.Sprintf("10.96.1.%d", n), fmt.Sprintf("fd00:96::%d", n)}, Ports: []corev1.ServicePort{{Port: 80, NodePort: int32(30000 + n)}}},
+		})
+	}
+	problems := l.change()
+	if len(problems) != 1 || !strings.Contains(problems[0].Reason, "32 other limits") {
+		t.Fatalf("problems %v, want one Service that is not limited", problems)
+	}
+	dataplanetest.Has(t, l.Dataplane, l.state)
+	if _, faults, err := l.Rules(t.Context(), l.state.Reported()); err != nil || len(faults) > 0 {
+		t.Errorf("faults %q, %v", faults, err)
+	}
+	// Chains that no Service needs any more are deleted.
+	for n := 1; n <= MaxLimits+1; n++ {
+		if n != 7 && problems[0].Service.Name != fmt.Sprint("s", n) {
+			l.state.DeleteService("default", fmt.Sprint("s", n))
+		}
+	}
+	l.change()
+	for _, table := range []string{"ip", "ip6"} {
+		saved := dataplanetest.RunIn(t, l.Node.Namespace, "", "nft", "list", "table", table, "slipstream-limits")
+		dataplanetest.RunIn(t, l.Node.Namespace, "flush ruleset\n"+saved, "nft", "-c", "-f", "-")
+	}
+	if _, faults, err := l.Rules(t.Context(), l.state.Reported()); err != nil || len(faults) > 0 {
+		t.Errorf("faults %q, %v", faults, err)
+	}
+	table, err := l.conn.Contents(limitSchemas[desired.IPv4].table)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var chains []string
+	for _, c := range table.Chains {
+		if strings.HasPrefix(c.Name, limitPrefix) {
+			chains = append(chains, c.Name)
+		}
+	}
+	if slices.Sort(chains); len(chains) != 2 {
+		t.Errorf("chains %v, want two", chains)
+	}
+}
+
+// BenchmarkLimit measures the processor's time for the first packet of a connection, beside connections that
+// are open. It needs -benchtime 1000x.
+func BenchmarkLimit(b *testing.B) {
+	for _, open := range []int{0, 100, 1000, 9000} {
+		b.Run(fmt.Sprint(open), func(b *testing.B) {
+			annotations := map[string]string{desired.AnnotationMaxConnections: fmt.Sprint(desired.MostConnections)}
+			if open == 0 {
+				annotations = nil
+			}
+			l := newLimited(b, annotations)
+			l.flood(1, open, 1)
+			var before, after unix.Timespec
+			err := unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &before)
+			l.flood(1+open, b.N, 1)
+			if err := errors.Join(err, unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &after)); err != nil {
+				b.Fatal(err)
+			}
+			b.ReportMetric(float64(after.Nano()-before.Nano())/float64(b.N), "cpu-ns/op")
+		})
+	}
+}
