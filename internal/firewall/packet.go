@@ -601,38 +601,37 @@ func targetEffect(name string) string {
 	return "may change"
 }
 
-// compare compares a field with a value, byte by byte from the first one.
+// compare compares a field with a value. Of a field that is known in part, it compares the least and the most that it can be.
 func compare(f field, op uint32, want []byte) matching {
 	if len(f.value) < len(want) {
 		return maybe
 	}
-	known := true
-	for i := range want {
-		if f.known[i] != 0xff {
-			known = false
-			if (f.value[i]^want[i])&f.known[i] != 0 {
-				return matchingOf(op == unix.NFT_CMP_NEQ) // the known bits differ
-			}
-		} else if f.value[i] != want[i] && (op == unix.NFT_CMP_EQ || op == unix.NFT_CMP_NEQ) {
-			return matchingOf(op == unix.NFT_CMP_NEQ)
+	least, most, equal := make([]byte, len(want)), make([]byte, len(want)), yes
+	for i, known := range f.known[:len(want)] {
+		least[i], most[i] = f.value[i]&known, f.value[i]|^known
+		if (f.value[i]^want[i])&known != 0 {
+			equal = no
 		}
 	}
-	if !known {
-		return maybe
+	if equal == yes && !bytes.Equal(least, most) {
+		equal = maybe
 	}
-	switch c := bytes.Compare(f.value[:len(want)], want); op {
+	below := func(limit int) matching { // limit is 0 for less than want, and 1 for want itself, too
+		return (matchingOf(bytes.Compare(most, want) < limit) + matchingOf(bytes.Compare(least, want) < limit)) / 2
+	}
+	switch op {
 	case unix.NFT_CMP_EQ:
-		return matchingOf(c == 0)
+		return equal
 	case unix.NFT_CMP_NEQ:
-		return matchingOf(c != 0)
+		return yes - equal
 	case unix.NFT_CMP_LT:
-		return matchingOf(c < 0)
+		return below(0)
 	case unix.NFT_CMP_LTE:
-		return matchingOf(c <= 0)
+		return below(1)
 	case unix.NFT_CMP_GT:
-		return matchingOf(c > 0)
+		return yes - below(1)
 	case unix.NFT_CMP_GTE:
-		return matchingOf(c >= 0)
+		return yes - below(0)
 	}
 	return maybe
 }
