@@ -4,11 +4,15 @@ package nftables
 
 import (
 	"fmt"
+	"slices"
 	"testing"
+	"time"
 
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/dataplanetest"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -71,5 +75,50 @@ func TestRangesAreOnDemand(t *testing.T) {
 	next.has(s)
 	if has, err := next.conn.Contents(schemas[0].table); err != nil || len(has.Sets) != len(schemas[0].sets()) {
 		t.Fatalf("%d sets after a start without ranges: %v", len(has.Sets), err)
+	}
+}
+
+// BenchmarkRange adds UDP 10000 to 20000 of a Service: as a range, and as 10,001 ports of the Service, in turn.
+func BenchmarkRange(b *testing.B) {
+	kerneltest.Require(b, kerneltest.NFTables)
+	ns, err := lab.NewNamespace()
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer ns.Close()
+	k, err := New(dataplane.Config{NetNS: ns.FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer k.Close()
+	s := desired.New(inCluster("10.244.0.0/16", "fd00:244::/32"))
+	ranged(s, 1)
+	dataplanetest.Reconcile(b, k, s)
+	service := func() *corev1.Service {
+		return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "media"}, Spec: corev1.ServiceSpec{ClusterIP: "10.96.8.8", Ports: []corev1.ServicePort{{Name: "one", Port: 9}}}}
+	}
+	asRange, asPorts := service(), service()
+	asRange.Annotations = map[string]string{desired.AnnotationPortRanges: "udp/10000-20000"}
+	for port := int32(10000); port <= 20000; port++ {
+		asPorts.Spec.Ports = append(asPorts.Spec.Ports, corev1.ServicePort{Name: fmt.Sprint("p", port), Port: port, Protocol: corev1.ProtocolUDP})
+	}
+	var took [2][]time.Duration
+	for b.Loop() {
+		for i, with := range []*corev1.Service{asRange, asPorts} {
+			for _, svc := range []*corev1.Service{service(), with} {
+				s.SetService(svc)
+				change, start := s.Change(), time.Now()
+				if _, err := k.Apply(b.Context(), &change.Change); err != nil {
+					b.Fatal(err)
+				}
+				if svc == with {
+					took[i] = append(took[i], time.Since(start))
+				}
+			}
+		}
+	}
+	for i, unit := range []string{"range-ms", "ports-ms"} {
+		slices.Sort(took[i])
+		b.ReportMetric(float64(took[i][len(took[i])/2].Microseconds())/1000, unit)
 	}
 }
