@@ -559,7 +559,8 @@ func printService(out io.Writer, s *see.Service) error {
 			fmt.Fprintf(out, ", a client keeps its endpoint for %d s", s.Affinity)
 		}
 		fmt.Fprintln(out)
-		if s.Limits != "" {
+		// Ports of ranges have none.
+		if s.Limits != "" && !slices.ContainsFunc(p.Frontends, func(f desired.FrontendView) bool { return strings.Contains(f.Address, "-") }) {
 			fmt.Fprintf(out, "  Limits: %s\n", s.Limits)
 		}
 		for _, f := range p.Frontends {
