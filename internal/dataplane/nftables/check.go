@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
@@ -76,6 +77,11 @@ func (d *detector) reset(b *Dataplane, generation uint32, skeletons *skeletons, 
 func (b *Dataplane) Check(ctx context.Context) error {
 	if err := b.sequence.Check(); err != nil {
 		return err
+	}
+	for f := range b.served {
+		if k := &b.limits[f]; k.err != nil && time.Since(k.tried) >= limitsAgain {
+			b.rewriteLimits(f)
+		}
 	}
 	generation, err := b.conn.Generation()
 	if err != nil {

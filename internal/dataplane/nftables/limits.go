@@ -101,7 +101,11 @@ type limits struct {
 	numbers     map[desired.Limits]uint32                 // nil without a table
 	fingerprint uint64
 	err         error // why the kernel does not have them
+	tried       time.Time
 }
+
+// limitsAgain is how long after a failure the limits are tried again, if nothing changes.
+const limitsAgain = 10 * time.Second
 
 // limitID identifies a Service and its limits across runs.
 func limitID(f *desired.Frontend) [2]uint32 {
@@ -111,6 +115,7 @@ func limitID(f *desired.Frontend) [2]uint32 {
 
 // limit programs the limits of a change that was encoded. Services are served even if that fails.
 func (b *Dataplane) limit(change *desired.Change, all bool) {
+	reported := map[desired.Problem]bool{}
 	for f := range b.served {
 		k, nodes := &b.limits[f], &change.Sets[desired.NodeAddresses]
 		if all {
@@ -138,25 +143,25 @@ func (b *Dataplane) limit(change *desired.Change, all bool) {
 			}
 		}
 		if again {
-			k.err = b.rewriteLimits(f)
+			b.rewriteLimits(f)
 		} else if !batch.Empty() {
 			k.err = b.conn.Commit(0, &batch)
 		}
-		for _, c := range change.Frontends {
-			front := k.frontends[c.Key()]
-			if front == nil || k.err == nil && k.numbers[front.Limits] > 0 || len(b.lacking) >= mostLacking {
+		for _, front := range k.frontends {
+			if k.err == nil && k.numbers[front.Limits] > 0 {
 				continue
 			}
-			err := cmp.Or(k.err, fmt.Errorf("there are %d other limits already", MaxLimits))
 			p := desired.Problem{
-				Object: "Service " + front.Service.Owner().String(), Service: front.Service.Owner(),
-				Field: "metadata.annotations[" + desired.AnnotationMaxConnections + "]", Reason: "connections are not limited: " + err.Error(),
+				Object: "Service " + front.Service.Owner().String(), Service: front.Service.Owner(), Field: "metadata.annotations",
+				Reason: "connections are not limited: " + cmp.Or(k.err, fmt.Errorf("there are %d other limits already", MaxLimits)).Error(),
 			}
-			if !slices.Contains(b.lacking, p) {
+			if !b.unlimited[p] && !reported[p] {
 				b.lacking = append(b.lacking, p)
 			}
+			reported[p] = true
 		}
 	}
+	b.unlimited = reported
 }
 
 // element writes a limited frontend.
@@ -175,7 +180,11 @@ func (l *limitSchema) element(batch *nfnl.Batch, op op, f *desired.Frontend, num
 }
 
 // rewriteLimits writes the table anew, except what rules have counted, or deletes it without limits.
-func (b *Dataplane) rewriteLimits(f int) error {
+func (b *Dataplane) rewriteLimits(f int) {
+	b.limits[f].tried, b.limits[f].err = time.Now(), b.tryLimits(f)
+}
+
+func (b *Dataplane) tryLimits(f int) error {
 	l, k := &limitSchemas[f], &b.limits[f]
 	former := k.numbers
 	k.numbers = nil

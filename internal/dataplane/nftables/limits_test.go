@@ -151,6 +151,50 @@ func TestLimitOfConnections(t *testing.T) {
 	}
 }
 
+// TestLimitsTriedAgain has the kernel refuse the table of limits for a while, as another process owns it.
+func TestLimitsTriedAgain(t *testing.T) {
+	l := newLimited(t, nil)
+	conn, err := nfnl.Dial(l.config.NetNS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	var owned nfnl.Batch
+	owned.AddOwnedTable(limitSchemas[desired.IPv4].table)
+	if err := conn.Commit(0, &owned); err != nil {
+		t.Fatal(err)
+	}
+	set := func(name string) {
+		l.state.SetService(&corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, Annotations: map[string]string{desired.AnnotationMaxConnections: "1"}},
+			Spec:       corev1.ServiceSpec{ClusterIP: webKey(1).Addr().String(), Ports: []corev1.ServicePort{{Name: "tcp", Port: 80}}},
+		})
+	}
+	set("web")
+	if problems := l.change(); len(problems) != 1 || !strings.Contains(problems[0].Reason, "not limited") {
+		t.Fatalf("problems %v, want one", problems)
+	}
+	l.state.SetService(&corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "other"},
+		Spec:       corev1.ServiceSpec{ClusterIP: webKey(2).Addr().String(), Ports: []corev1.ServicePort{{Name: "tcp", Port: 80}}},
+	})
+	if problems := l.change(); len(problems) > 0 {
+		t.Errorf("the same problems again: %v", problems)
+	}
+	l.holds(1)
+	l.holds(1)
+	conn.Close() // the kernel deletes the table
+	l.limits[desired.IPv4].tried = time.Time{}
+	if err := l.Check(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	l.holds(1)
+	l.refused(1)
+	if err := l.Check(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestLimitOfRate(t *testing.T) {
 	l := newLimited(t, map[string]string{desired.AnnotationRatePerClient: "2/h", desired.AnnotationLimitAction: "drop"})
 	l.holds(1)

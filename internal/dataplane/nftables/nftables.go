@@ -28,6 +28,7 @@ type Dataplane struct {
 	timeouts    [len(schemas)]map[uint32]int // timeouts of session affinity that have a chain, with their frontends' number, or emptied
 	onDemand    [len(schemas)][scopes]onDemand
 	limits      [len(schemas)]limits
+	unlimited   map[desired.Problem]bool // Services, as reported
 	sequence    dataplane.Sequence
 	unsupported desired.Families  // families that the kernel does not support
 	lacksHash   error             // the expression hash
@@ -75,7 +76,6 @@ func (b *Dataplane) Apply(ctx context.Context, change *desired.Change) (dataplan
 	b.batch.Reset()
 	b.chains.Reset()
 	b.write(change)
-	b.limit(change, false)
 	stats := b.stats()
 	if err := b.commitChains(); err != nil {
 		return stats, b.explain(err, change)
@@ -83,6 +83,8 @@ func (b *Dataplane) Apply(ctx context.Context, change *desired.Change) (dataplan
 	if err := b.conn.Commit(0, &b.batch); err != nil {
 		return stats, b.explain(err, change)
 	}
+	b.limit(change, false)
+	stats.Refused = b.lacking
 	b.forgetRejected(change)
 	b.dropTimeouts()
 	b.release()
