@@ -49,6 +49,7 @@ func (s *State) collect() *Update {
 			c.Relays = append(c.Relays, s.relay(f))
 		} else if fc, differs := s.frontendChange(f); differs {
 			c.Frontends = append(c.Frontends, fc)
+			c.Flows = s.passedFlows(c.Flows, &fc)
 		}
 		if len(f.claims) == 0 {
 			delete(s.frontends, f.key)

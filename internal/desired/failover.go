@@ -31,3 +31,13 @@ func (s *State) failsOver(e *endpoints) {
 		})
 	}
 }
+
+// passedFlows appends the flows that were passed on to a frontend that the node serves now. Two nodes could pass
+// their packets to each other.
+func (s *State) passedFlows(all []StaleFlows, c *FrontendChange) []StaleFlows {
+	if c.Old == nil || !c.Old.Passes || c.New == nil || c.New.Passes || c.New.Protocol == TCP {
+		return all
+	}
+	serving := s.pools[c.New.Pool].of.servingBackends()
+	return append(all, StaleFlows{c.New.Protocol, []FrontendKey{c.New.FrontendKey}, serving, true})
+}
