@@ -16,6 +16,7 @@ func (s *State) Change() *Update {
 func (s *State) collect() *Update {
 	s.reportedLocal, s.reportedRanged = s.local(), s.ranged
 	s.keepBudgets()
+	s.placeLimits()
 	c := &Update{Change: Change{Local: s.reportedLocal, Ranges: s.ranged, Masquerade: s.config.masquerade()}}
 	owners := s.formerOwners()
 	for _, e := range s.dirtyEndpoints {

@@ -233,7 +233,7 @@ func (s *State) frontend(c claim, key FrontendKey) *Frontend {
 		IPVS:        fromOutside&byIPVS != 0,
 	}
 	if !key.IsRange() {
-		f.Limits = spec.limits
+		f.Limits = c.port.service.limits()
 	}
 	if fromOutside != kind {
 		f.LocalPool = pools[fromOutside].id

@@ -3,7 +3,10 @@
 package desired
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -30,6 +33,10 @@ const (
 	MostConnections = 10000
 	MostRate        = 10000
 )
+
+// MaxLimits is how many different limits there may be, and maxLimitsOf how many of them a namespace may have.
+// Those of two namespaces differ.
+const MaxLimits, maxLimitsOf = 32, 8
 
 // Limits are those of a Service. It is comparable.
 type Limits struct {
@@ -100,4 +107,54 @@ func (s *State) limits(in *corev1.Service) (l Limits) {
 		return Limits{}
 	}
 	return l
+}
+
+// setLimits notes that a Service has another spec.
+func (s *State) setLimits(svc *service, old *serviceSpec) {
+	was, is := cmp.Or(old, &serviceSpec{}), cmp.Or(svc.spec, &serviceSpec{})
+	if was.limits == is.limits && (is.limits == Limits{} || was.created == is.created) {
+		return
+	}
+	svc.unlimited, s.limitsDiffer = false, true
+	if delete(s.limited, svc); is.limits != (Limits{}) {
+		s.limited[svc] = true
+	}
+}
+
+// placeLimits decides, before a change, which Services have their limits: the oldest, if there is no room for all.
+func (s *State) placeLimits() {
+	if !s.limitsDiffer {
+		return
+	}
+	s.limitsDiffer = false
+	type place struct {
+		namespace string
+		Limits
+	}
+	places, of := map[place]bool{}, map[string]int{}
+	for _, svc := range slices.SortedFunc(maps.Keys(s.limited), func(a, b *service) int {
+		return cmp.Or(cmp.Compare(a.spec.created, b.spec.created), cmp.Compare(a.name.String(), b.name.String()))
+	}) {
+		p := place{svc.name.Namespace, svc.spec.limits}
+		if !places[p] && len(places) < MaxLimits && of[p.namespace] < maxLimitsOf {
+			places[p] = true
+			of[p.namespace]++
+		}
+		if svc.unlimited != places[p] {
+			continue
+		}
+		if svc.unlimited = !places[p]; svc.unlimited {
+			s.problems = append(s.problems, problemOf(svc.name, "metadata.annotations", fmt.Sprintf(
+				"connections are not limited: older Services have %d other limits, %d of them in this namespace", len(places), of[p.namespace])))
+		}
+		s.eachClaim(svc.spec, svc.ports, func(key FrontendKey, _ AddressKind, _ *port) { s.dirtyFrontend(s.frontends[key]) })
+	}
+}
+
+// limits are those that the Service has in fact.
+func (svc *service) limits() Limits {
+	if svc.unlimited {
+		return Limits{}
+	}
+	return svc.spec.limits
 }

@@ -30,6 +30,8 @@ type service struct {
 	slots    int           // that its algorithm and weights need
 	backends [families]int // that slices have at most for the wanted ports
 	refused  bool          // by the kernel
+
+	unlimited bool // there is no room for its limits
 }
 
 // serviceSpec is the part of a Service's spec and status that the proxy uses.

@@ -48,8 +48,10 @@ type State struct {
 
 	slots    budget
 	elements budget
-	leftOut  []*service // as the kernel has refused them
+	limited  map[*service]bool // Services with limits
+	leftOut  []*service        // as the kernel has refused them
 
+	limitsDiffer     bool // limited, from the last change
 	contestedDiffers bool // from the last call of Contested
 	reportedLocal    LocalTraffic
 	ranged           bool // there are ranges of ports, or have been
@@ -72,6 +74,7 @@ func New(c Config) *State {
 		following:  map[*endpoints]bool{},
 		warming:    map[*endpoints]bool{},
 		told:       map[string][]Problem{},
+		limited:    map[*service]bool{},
 		permits:    permits{map[string]bool{}, map[string]map[string]metav1.Object{}},
 		slots:      newBudget(cmp.Or(c.NamespaceSlots, MaxSlots), 0),
 		elements:   newBudget(cmp.Or(c.NamespaceElements, MaxElements), cmp.Or(c.NamespaceElements, MaxElements)/1024),
@@ -243,6 +246,7 @@ func (s *State) serve(svc *service) {
 		s.countExternal(old, -1)
 	}
 	svc.spec, svc.ports = spec, nil
+	s.setLimits(svc, old)
 	previous := map[portID]*port{}
 	for _, p := range oldPorts {
 		previous[p.portID] = p

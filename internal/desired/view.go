@@ -123,7 +123,7 @@ func (s *State) viewService(svc *service, endpoints bool) *ServiceView {
 	}
 	p := svc.spec.policy
 	v := &ServiceView{
-		Namespace: svc.name.Namespace, Name: svc.name.Name, Affinity: svc.spec.affinity, Limits: svc.spec.limits.String(),
+		Namespace: svc.name.Namespace, Name: svc.name.Name, Affinity: svc.spec.affinity, Limits: svc.limits().String(),
 		InternalPolicy: scope(p.internalLocal), ExternalPolicy: scope(p.externalLocal),
 	}
 	for _, port := range svc.ports {

@@ -43,9 +43,6 @@ import (
 // While a set is full, clients that are not in it are not limited each for itself: senders of forged
 // addresses could else shut out all others. AnnotationMaxConnections still holds.
 
-// MaxLimits is how many different limits there may be in a family.
-const MaxLimits = 32
-
 // mostLimited is the size of the sets of clients.
 const mostLimited = 1 << 16
 
@@ -148,12 +145,12 @@ func (b *Dataplane) limit(change *desired.Change, all bool) {
 			k.err = b.conn.Commit(0, &batch)
 		}
 		for _, front := range k.frontends {
-			if k.err == nil && k.numbers[front.Limits] > 0 {
-				continue
+			if k.err == nil {
+				break
 			}
 			p := desired.Problem{
 				Object: "Service " + front.Service.Owner().String(), Service: front.Service.Owner(), Field: "metadata.annotations",
-				Reason: "connections are not limited: " + cmp.Or(k.err, fmt.Errorf("there are %d other limits already", MaxLimits)).Error(),
+				Reason: "connections are not limited: " + k.err.Error(),
 			}
 			if !b.unlimited[p] && !reported[p] {
 				b.lacking = append(b.lacking, p)
@@ -219,7 +216,7 @@ func (b *Dataplane) tryLimits(f int) error {
 		}
 	}
 	slices.SortFunc(others, func(a, b desired.Limits) int { return strings.Compare(a.String(), b.String()) })
-	for n := uint32(1); n <= MaxLimits && len(others) > 0; n++ {
+	for n := uint32(1); len(others) > 0; n++ {
 		if !names[fmt.Sprint(limitPrefix, n)] {
 			take(others[0], n)
 			others = others[1:]
@@ -347,9 +344,8 @@ func (b *Dataplane) checkLimits(f int) error {
 		return damaged(&l.schema, "limits were modified")
 	}
 	for key, front := range k.frontends {
-		if k.numbers[front.Limits] > 0 {
-			return b.checkElement(&l.schema, l.setsOf(key, desired.Cluster).sticky, l.frontendKey(nil, key), "an element of "+l.setsOf(key, desired.Cluster).sticky.Name)
-		}
+		set := l.setsOf(front.FrontendKey, desired.Cluster).sticky
+		return b.checkElement(&l.schema, set, l.frontendKey(nil, key), "an element of "+set.Name)
 	}
 	return nil
 }
@@ -385,9 +381,7 @@ func (b *Dataplane) limitFaults(f int, full *desired.Change) (rules int, faults 
 	}
 	err = errors.Join(b.conn.Elements(l.table, l.addressSets[0].sticky.Name, read), b.conn.Elements(l.table, l.nodePortSets[0].sticky.Name, read))
 	for key := range want {
-		if len(numbers) < MaxLimits {
-			fault(key)
-		}
+		fault(key)
 	}
 	var batch nfnl.Batch
 	l.write(&batch, numbers)

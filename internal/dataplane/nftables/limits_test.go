@@ -257,9 +257,9 @@ func (l limited) flood(first, clients, n int) {
 func TestTooManyLimits(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTBinary)
 	l := newLimited(t, nil)
-	for n := 1; n <= MaxLimits+1; n++ {
+	for n := 1; n <= desired.MaxLimits+1; n++ {
 		l.state.SetService(&corev1.Service{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: fmt.Sprint("s", n), Annotations: map[string]string{desired.AnnotationMaxConnections: fmt.Sprint(n)}},
+			ObjectMeta: metav1.ObjectMeta{Namespace: fmt.Sprint("ns", n%5), Name: fmt.Sprint("s", n), Annotations: map[string]string{desired.AnnotationMaxConnections: fmt.Sprint(n)}},
 			Spec:       corev1.ServiceSpec{ClusterIPs: []string{fmt.Sprintf("10.96.1.%d", n), fmt.Sprintf("fd00:96::%d", n)}, Ports: []corev1.ServicePort{{Port: 80, NodePort: int32(30000 + n)}}},
 		})
 	}
@@ -272,9 +272,9 @@ func TestTooManyLimits(t *testing.T) {
 		t.Errorf("faults %q, %v", faults, err)
 	}
 	// Chains that no Service needs any more are deleted.
-	for n := 1; n <= MaxLimits+1; n++ {
+	for n := 1; n <= desired.MaxLimits+1; n++ {
 		if n != 7 && problems[0].Service.Name != fmt.Sprint("s", n) {
-			l.state.DeleteService("default", fmt.Sprint("s", n))
+			l.state.DeleteService(fmt.Sprint("ns", n%5), fmt.Sprint("s", n))
 		}
 	}
 	l.change()
