@@ -121,8 +121,10 @@ func (b *Dataplane) forgetRejected(change *desired.Change) {
 		}
 		for address := range addresses {
 			key := append(s.nodePortKey(nil, k.Protocol, k.Port()), address...)
-			if has, _ := b.conn.Has(s.table, s.rejected.Name, key); has {
-				batch.DeleteElement(s.table, s.rejected, key)
+			for _, table := range []nfnl.Table{s.table, limitSchemas[f].table} {
+				if has, _ := b.conn.Has(table, s.rejected.Name, key); has {
+					batch.DeleteElement(table, s.rejected, key)
+				}
 			}
 		}
 	}

@@ -3,6 +3,7 @@
 package nftables
 
 import (
+	"bytes"
 	"cmp"
 	"crypto/sha256"
 	"errors"
@@ -36,7 +37,7 @@ import (
 //	  update @connections { ID ct count over 1000 } goto beyond
 //	}
 //
-// The chains have the type nat too, so established packets do not meet them. Services with the same limits
+// Clients of IPv6 are networks of 64 bits. The chains have the type nat too, so established packets do not meet them. Services with the same limits
 // share a chain. The sets that rules fill stay when the proxy starts again, and with them what they have
 // counted. The kernel deletes elements that count no connection any more.
 //
@@ -322,6 +323,10 @@ func (l *limitSchema) writeChain(w ruleWriter, chain string, limits desired.Limi
 		for _, frontend := range l.limited() {
 			if x.perClient {
 				frontend = append(frontend, l.loadTo(l.saddr, regClient)...)
+				if l.family == desired.IPv6 { // a host has a network of its own
+					mask := append(bytes.Repeat([]byte{0xff}, 8), make([]byte, 8)...)
+					frontend = append(frontend, &expr.Bitwise{SourceRegister: regClient, DestRegister: regClient, Len: 16, Mask: mask, Xor: make([]byte, 16)})
+				}
 			}
 			w.rule(chain, "ID in @limited", frontend, []expr.Any{
 				&expr.Dynset{SetName: x.set.Name, Operation: dynsetUpdate, SrcRegKey: regID, Timeout: x.timeout, Exprs: []expr.Any{x.counts}},

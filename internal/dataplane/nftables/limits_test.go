@@ -18,10 +18,14 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/net/ipv4"
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 )
 
 // limited has Services "web", with limits, and "other", without.
@@ -206,6 +210,58 @@ func TestLimitOfRate(t *testing.T) {
 		t.Error("no connection was too many")
 	}
 	l.holds(2)
+}
+
+// TestLimitsOfIPv6Networks connects from two addresses of one network and from another network.
+func TestLimitsOfIPv6Networks(t *testing.T) {
+	kerneltest.Require(t, kerneltest.NFTables)
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	node, err := kerneltest.NewLab(t).Node("n1", lab.NodeOptions{
+		Addresses: []netip.Prefix{netip.MustParsePrefix("fd00:100::11/64")}, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("fd00:244:1::/64")},
+	})
+	must(err)
+	client, err := node.Pod("client", netip.MustParseAddr("fd00:244:1::2"))
+	must(err)
+	server, err := node.Pod("server", netip.MustParseAddr("fd00:244:1::3"))
+	must(err)
+	_, err = server.Serve(lab.TCP, netip.MustParseAddrPort("[::]:8080"))
+	must(err)
+	networks := netip.MustParsePrefix("fd00:9::/32")
+	must(client.AddLocalRange(networks))
+	link, err := node.Netlink().LinkByName(client.NodeLink())
+	must(err)
+	must(node.Netlink().RouteAdd(&netlink.Route{
+		Dst: &net.IPNet{IP: networks.Addr().AsSlice(), Mask: net.CIDRMask(32, 128)}, LinkIndex: link.Attrs().Index, Gw: net.ParseIP("fd00:244:1::2"), Flags: int(netlink.FLAG_ONLINK),
+	}))
+	d, err := New(dataplane.Config{NetNS: node.FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit})
+	must(err)
+	t.Cleanup(func() { d.Close() })
+	state := desired.New(desired.Config{NodeName: "n1"})
+	state.SetService(&corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", Annotations: map[string]string{desired.AnnotationRatePerClient: "1/m"}},
+		Spec:       corev1.ServiceSpec{ClusterIP: "fd00:96::1", Ports: []corev1.ServicePort{{Port: 80}}},
+	})
+	slice := dataplanetest.Slice(0)
+	slice.AddressType, slice.Endpoints[0].Addresses, slice.Ports[0].Port = discoveryv1.AddressTypeIPv6, []string{"fd00:244:1::3"}, ptr.To[int32](8080)
+	state.SetEndpointSlice(slice)
+	dataplanetest.Reconcile(t, d, state)
+	for _, c := range []struct {
+		from string
+		want bool
+	}{{"fd00:9:0:1::1", true}, {"fd00:9:0:1:ffff::2", false}, {"fd00:9:0:2::1", true}} {
+		_, err := client.Connect(lab.TCP, netip.MustParseAddrPort("[fd00:96::1]:80"), lab.Source(netip.AddrPortFrom(netip.MustParseAddr(c.from), 0)), lab.Timeout(10*time.Second))
+		if (err == nil) != c.want {
+			t.Errorf("from %s: %v", c.from, err)
+		}
+	}
+	if _, faults, err := d.Rules(t.Context(), state.Reported()); err != nil || len(faults) > 0 {
+		t.Errorf("faults %q, %v", faults, err)
+	}
 }
 
 // TestLimitsUnderAttack sends datagrams from 100,000 addresses to a Service with limits.

@@ -26,6 +26,10 @@ func TestDeletionDumpsNothing(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "port"},
 		Spec:       corev1.ServiceSpec{ClusterIP: "10.96.9.9", Ports: []corev1.ServicePort{{Port: 80, NodePort: 30080}}},
 	})
+	s.SetService(&corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "limited", Annotations: map[string]string{desired.AnnotationMaxConnections: "9"}},
+		Spec:       corev1.ServiceSpec{ClusterIP: "10.96.9.8", Ports: []corev1.ServicePort{{Port: 80}}},
+	})
 	dataplanetest.Reconcile(t, k, s)
 	var b nfnl.Batch
 	for _, at := range []string{"10.96.0.0:80", "10.96.0.1:80", "192.0.2.1:30080", "192.0.2.2:30080", "192.0.2.2:30081", "[fd00:96::]:80", "[fd00:96::1]:80"} {
@@ -33,6 +37,8 @@ func TestDeletionDumpsNothing(t *testing.T) {
 		s := &schemas[desired.FamilyOf(to.Addr())]
 		b.AddElement(s.table, s.rejected, s.addr(s.nodePortKey(nil, desired.TCP, to.Port()), to.Addr().As16()), nil, "")
 	}
+	limits := &limitSchemas[desired.IPv4] // of packets to web-0 when it had some
+	b.AddElement(limits.table, limits.rejected, limits.addr(limits.nodePortKey(nil, desired.TCP, 80), netip.MustParseAddr("10.96.0.0").As16()), nil, "")
 	if err := k.conn.Commit(0, &b); err != nil {
 		t.Fatal(err)
 	}
