@@ -18,6 +18,7 @@ func (s *State) collect() *Update {
 	s.keepBudgets()
 	s.placeLimits()
 	c := &Update{Change: Change{Local: s.reportedLocal, Ranges: s.ranged, Masquerade: s.config.masquerade()}}
+	s.decideRanges()
 	owners := s.formerOwners()
 	for _, e := range s.dirtyEndpoints {
 		e.dirty = false
@@ -54,7 +55,7 @@ func (s *State) collect() *Update {
 		}
 		if len(f.claims) == 0 {
 			delete(s.frontends, f.key)
-			s.forgetRange(f)
+			s.forgetFrontend(f)
 		}
 	}
 	c.Health = s.healthChanges()
@@ -62,7 +63,7 @@ func (s *State) collect() *Update {
 	for set := range s.sets {
 		c.Sets[set] = s.sets[set].change()
 	}
-	c.Flows = s.movedFlows(c.Flows, owners)
+	c.Flows = s.exceptPorts(s.movedFlows(c.Flows, owners))
 	for _, e := range s.dirtyEndpoints {
 		if e.flows != nil {
 			e.flows.firstServed = false
@@ -78,7 +79,7 @@ func (s *State) collect() *Update {
 // with Port 0, relays without a Service, and flows of frontends that no Service has any more.
 func (s *State) Full() *Update {
 	last := s.collect()
-	c := &Update{Change: *s.Reported(), Problems: last.Problems, AllFlows: s.allFlows()}
+	c := &Update{Change: *s.Reported(), Problems: last.Problems, AllFlows: s.exceptPorts(s.allFlows())}
 	c.Flows = slices.DeleteFunc(last.Flows, func(f StaleFlows) bool { return s.owner(f.Frontends[0]) != nil })
 	for _, h := range last.Health {
 		if h.Port == 0 {

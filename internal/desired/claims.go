@@ -22,6 +22,7 @@ type frontend struct {
 	claims   []claim // in order of precedence; the first one wins
 	reported *Frontend
 	dirty    bool
+	winner   *frontend // a range that has ports of this one, which is not served; or the lowest port that this range loses
 
 	contest *[2]ServicePort // winner and loser of the last conflict that was reported; nil for none
 }
@@ -96,9 +97,7 @@ func (s *State) claim(key FrontendKey, kind AddressKind, p *port) {
 	if f == nil {
 		f = &frontend{key: key}
 		s.frontends[key] = f
-		if key.IsRange() {
-			s.ranges[key.Addr()] = append(s.ranges[key.Addr()], f)
-		}
+		s.noteFrontend(f)
 	}
 	c := claim{kind, p}
 	i := f.find(c)
@@ -114,7 +113,9 @@ func (s *State) claim(key FrontendKey, kind AddressKind, p *port) {
 		winner, loser := rank(e, nodePort)
 		s.reportContest(e, e.key, winner, loser)
 	}
-	s.overlapping(f)
+	if key.IsRange() {
+		s.touchRanges(key.Addr())
+	}
 }
 
 // reportContest reports that a port does not have a frontend that it claims, because of another one with a
@@ -142,7 +143,9 @@ func (s *State) unclaim(key FrontendKey, kind AddressKind, p *port) {
 	s.countClaim(f, i, c, -1)
 	s.countOverridden(f, 1)
 	s.dirtyFrontend(f)
-	s.overlapping(f)
+	if key.IsRange() {
+		s.touchRanges(key.Addr())
+	}
 }
 
 // countClaim counts, n times, what a claim at place i adds to the claims of Services that do not

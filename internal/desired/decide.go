@@ -269,10 +269,8 @@ func (s *State) frontendAt(to FrontendKey) *frontend {
 	if ok {
 		return s.frontends[key]
 	}
-	for r := range s.rangesOver(to) {
-		if s.serves(r) {
-			return r
-		}
+	if r := s.rangeAt(to); s.serves(r) {
+		return r
 	}
 	return nil
 }

@@ -39,5 +39,5 @@ func (s *State) passedFlows(all []StaleFlows, c *FrontendChange) []StaleFlows {
 		return all
 	}
 	serving := s.pools[c.New.Pool].of.servingBackends()
-	return append(all, StaleFlows{c.New.Protocol, []FrontendKey{c.New.FrontendKey}, serving, true})
+	return append(all, StaleFlows{Protocol: c.New.Protocol, Frontends: []FrontendKey{c.New.FrontendKey}, Backends: serving, Only: true})
 }

@@ -21,9 +21,12 @@ type StaleFlows struct {
 	Protocol Protocol
 
 	// Frontends are the original destinations of the flows. A NodePort has one for each
-	// address that serves it. A flow to a port in a range goes to an endpoint's same port, unless the port
-	// has another frontend.
+	// address that serves it. A flow to a port in a range goes to an endpoint's same port, and stays if the
+	// port is among Ports.
 	Frontends []FrontendKey
+
+	// Ports are destinations in ranges of Frontends that other frontends serve.
+	Ports []FrontendKey
 
 	// Backends are endpoints that no longer serve. Flows to them are stale.
 	Backends []Backend
@@ -182,12 +185,12 @@ func (s *State) movedFlows(all []StaleFlows, former map[FrontendKey]*endpoints) 
 			if to.IsRange() {
 				itself.port = 0
 			}
-			ended[to.Protocol] = StaleFlows{to.Protocol, append(e.Frontends, to), append(e.Backends, itself), true}
+			ended[to.Protocol] = StaleFlows{Protocol: to.Protocol, Frontends: append(e.Frontends, to), Backends: append(e.Backends, itself), Only: true}
 		}
 	}
 	for e, to := range moved {
 		if !e.flows.firstServed { // staleFlows has them
-			all = append(all, StaleFlows{e.port.protocol, to, e.servingBackends(), true})
+			all = append(all, StaleFlows{Protocol: e.port.protocol, Frontends: to, Backends: e.servingBackends(), Only: true})
 		}
 	}
 	return slices.AppendSeq(all, maps.Values(ended))

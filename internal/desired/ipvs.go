@@ -98,6 +98,9 @@ func (s *State) placeBalancers() {
 // has.
 func (s *State) moveAddresses(former, now []netip.Addr) {
 	moved := append(subtract(former, now), subtract(now, former)...)
+	for _, a := range moved {
+		s.touchRanges(a.Unmap())
+	}
 	if !s.config.IPVS || len(moved) == 0 {
 		return
 	}

@@ -35,8 +35,8 @@ func (s *State) SetNode(in *corev1.Node) (changed bool) {
 		s.updateZones()
 	}
 	if all := addressesOf(in); len(all) > 0 {
+		s.moveAddresses(s.node.listed, all)
 		s.node.listed = all
-		s.decideRanges()
 	}
 	former, primary := s.node.ips, s.config.NodeIP
 	var seen [families]bool
@@ -97,7 +97,6 @@ func (s *State) setOtherNode(name string, addrs []netip.Addr) {
 		add(s.balancers.others, a, 1)
 	}
 	s.moveAddresses(former, addrs)
-	s.decideRanges()
 }
 
 // addressesOf returns the addresses of a Node.
@@ -125,7 +124,6 @@ func (s *State) SetNodeAddresses(addrs []netip.Addr) {
 	}
 	s.moveAddresses(former, addrs)
 	s.selectNodePortAddrs()
-	s.decideRanges()
 }
 
 // useOwn leaves out IPv6 link-local addresses: each interface has one, also those of pods.

@@ -54,7 +54,7 @@ func rank(e, nodePort *frontend) (winner, loser claim) {
 // serves reports whether a frontend is programmed.
 func (s *State) serves(f *frontend) bool {
 	return f != nil && len(f.claims) > 0 && (f.claims[0].kind <= NodePort || s.nodePortAt(f.key) == nil && !s.isAPIServer(f.key)) &&
-		!s.outranked(f) && !s.isNodes(f)
+		!f.outranked() && !s.isNodes(f)
 }
 
 // apiServer is the Service whose endpoints are the API servers.
@@ -89,8 +89,8 @@ func (s *State) leaveAPIServer(sl *slice) {
 			if f := s.frontends[key]; f != nil {
 				s.dirtyFrontend(f)
 			}
+			s.touchRanges(key.Addr())
 		})
-		s.decideRanges()
 	}
 }
 
@@ -141,14 +141,7 @@ func (s *State) isContested(f *frontend) bool {
 	for range s.overrides(f) {
 		return true
 	}
-	for range s.rangesOver(f.key) {
-		return true
-	}
-	others := false
-	if f.key.IsRange() {
-		s.portsIn(f.key, func(*frontend) { others = true })
-	}
-	return others || len(f.claims) > 1 || s.isNodes(f)
+	return f.winner != nil || len(f.claims) > 1 || s.isNodes(f)
 }
 
 // destinations returns the destinations of packets to a frontend.

@@ -3,10 +3,9 @@
 package desired
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
-	"iter"
-	"math"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -19,8 +18,8 @@ import (
 // "udp/10000-20000, tcp/3000-3100", or "all". A connection goes to the same port of an endpoint. A range is
 // a port of the Service without a NodePort, which all of its EndpointSlices have.
 //
-// Ports win over ranges, unless a range of another Service has precedence. Of two ranges at one address that
-// overlap, one is served.
+// Ports win over ranges, unless a range of another Service is served that has precedence. Of two ranges at one
+// address that overlap, one is served.
 const AnnotationPortRanges = "slipstream.io/port-ranges"
 
 const rangesField = "metadata.annotations[" + AnnotationPortRanges + "]"
@@ -42,7 +41,13 @@ func (s *State) portRanges(out *serviceSpec, in *corev1.Service) {
 		s.serviceProblem(in, rangesField, err.Error())
 		return
 	}
-	out.portRanges, s.ranged = len(all), true
+	out.portRanges = len(all)
+	if !s.ranged {
+		s.ranged = true
+		for _, f := range s.frontends {
+			s.noteFrontend(f)
+		}
+	}
 	for _, id := range all {
 		id.sticky, id.shared = out.affinity != 0, out.affinity != 0
 		out.ports = append(out.ports, &port{portID: id})
@@ -64,6 +69,8 @@ func parseRanges(text string) (all []portID, err error) {
 		last, bad2 := strconv.ParseUint(to, 10, 16)
 		id := portID{name: item, protocol: protocolOf(corev1.Protocol(strings.ToUpper(protocol))), number: uint16(first), last: uint16(last)}
 		switch {
+		case len(all) == mostRanges:
+			return nil, fmt.Errorf("more than %d ranges", mostRanges)
 		case protocol == "" || id.protocol == 0 || bad != nil || bad2 != nil || first == 0 || first > last:
 			return nil, fmt.Errorf("%q is neither all nor a range such as udp/10000-20000", item)
 		case slices.ContainsFunc(all, func(o portID) bool {
@@ -72,9 +79,6 @@ func parseRanges(text string) (all []portID, err error) {
 			return nil, fmt.Errorf("%s overlaps with another range", item)
 		}
 		all = append(all, id)
-	}
-	if len(all) > mostRanges {
-		return nil, fmt.Errorf("%d ranges, and a Service may have %d", len(all), mostRanges)
 	}
 	return all, nil
 }
@@ -87,107 +91,153 @@ func (k FrontendKey) Overlaps(o FrontendKey) bool {
 	return k.Addr() == o.Addr() && k.Protocol == o.Protocol && k.Port() <= max(o.Port(), o.Last) && o.Port() <= max(k.Port(), k.Last)
 }
 
-// isWhole reports whether a range has all ports.
-func (k FrontendKey) isWhole() bool { return k.Port() == 1 && k.Last == math.MaxUint16 }
+// has reports whether a range has a port.
+func (k FrontendKey) has(port uint16) bool { return k.Port() <= port && port <= k.Last }
 
-// forgetRange drops the record of a frontend without claims.
-func (s *State) forgetRange(f *frontend) {
-	if a := f.key.Addr(); f.key.IsRange() {
-		if s.ranges[a] = slices.DeleteFunc(s.ranges[a], func(r *frontend) bool { return r == f }); len(s.ranges[a]) == 0 {
-			delete(s.ranges, a)
-		}
-	}
+// address has the frontends of one address. There are such records once there are ranges.
+type address struct {
+	ports  map[*frontend]bool
+	ranges []*frontend
+	served []*frontend // of the ranges. They do not overlap, and are in order of protocol and port
 }
 
-// rangesOver yields the other frontends with ranges that overlap.
-func (s *State) rangesOver(k FrontendKey) iter.Seq[*frontend] {
-	return func(yield func(*frontend) bool) {
-		for _, r := range s.ranges[k.Addr()] {
-			if r.key != k && r.key.Overlaps(k) && len(r.claims) > 0 && !s.isNodes(r) && !yield(r) {
-				return
-			}
-		}
-	}
-}
-
-// portsIn calls visit with the frontends in a range that have one port.
-func (s *State) portsIn(r FrontendKey, visit func(*frontend)) {
-	see := func(f *frontend) {
-		if f != nil && !f.key.IsRange() && len(f.claims) > 0 && f.key.Overlaps(r) {
-			visit(f)
-		}
-	}
-	if int(r.Last-r.Port()) > len(s.frontends) {
-		for _, f := range s.frontends {
-			see(f)
-		}
+// noteFrontend adds a frontend to those of its address.
+func (s *State) noteFrontend(f *frontend) {
+	if !s.ranged {
 		return
 	}
-	for n := int(r.Port()); n <= int(r.Last); n++ {
-		see(s.frontends[FrontendKey{AddrPort: netip.AddrPortFrom(r.Addr(), uint16(n)), Protocol: r.Protocol}])
+	at := s.addresses[f.key.Addr()]
+	if at == nil {
+		at = &address{ports: map[*frontend]bool{}}
+		s.addresses[f.key.Addr()] = at
+	}
+	if f.key.IsRange() {
+		at.ranges = append(at.ranges, f)
+	} else {
+		at.ports[f] = true
 	}
 }
 
-// outranked reports whether a range of another Service has the ports of a frontend.
-func (s *State) outranked(f *frontend) bool {
-	for r := range s.rangesOver(f.key) {
-		if r.claims[0].port.service != f.claims[0].port.service && r.claims[0].compare(f.claims[0]) < 0 {
-			return true
+// forgetFrontend removes one. Ranges without claims are removed already.
+func (s *State) forgetFrontend(f *frontend) {
+	if at := s.addresses[f.key.Addr()]; at != nil {
+		if delete(at.ports, f); len(at.ports)+len(at.ranges) == 0 {
+			delete(s.addresses, f.key.Addr())
 		}
 	}
-	return false
 }
 
-// overlapping has frontends decided again that overlap with one whose claims have changed, and reports
-// Services that lose ports to others.
-func (s *State) overlapping(f *frontend) {
-	for r := range s.rangesOver(f.key) {
-		s.dirtyFrontend(r)
-		s.reportOverlap(f, r)
-	}
-	if !f.key.IsRange() {
-		return
-	}
-	s.dirtyFrontend(f)
-	var lowest *frontend
-	s.portsIn(f.key, func(x *frontend) {
-		s.dirtyFrontend(x)
-		if len(f.claims) > 0 && x.claims[0].port.service != f.claims[0].port.service && (lowest == nil || x.key.Port() < lowest.key.Port()) {
-			lowest = x
-		}
-	})
-	if lowest != nil && !s.isNodes(f) {
-		s.reportOverlap(f, lowest)
+// touchRanges has the ranges at an address decided again by the next change.
+func (s *State) touchRanges(a netip.Addr) {
+	if at := s.addresses[a]; at != nil && len(at.ranges) > 0 {
+		s.dirtyRanges[a] = true
 	}
 }
 
-// reportOverlap reports the Service that loses ports, unless that was reported last. Only one of them for a
-// range and ports in it: there can be many.
-func (s *State) reportOverlap(a, b *frontend) {
-	if len(a.claims) == 0 || s.isNodes(a) || a.claims[0].port.service == b.claims[0].port.service {
-		return
-	}
-	if a.claims[0].compare(b.claims[0]) > 0 {
-		a, b = b, a
-	}
-	s.reportContest(b, a.key, a.claims[0], b.claims[0])
+// loss is a Service that loses ports, and the range that has them, or loses one.
+type loss struct {
+	service *service
+	of      *frontend
 }
 
-// decideRanges has ranges decided again after addresses of nodes or API servers have changed.
+// decideRanges decides which ranges are served, and which ports they take from other Services.
 func (s *State) decideRanges() {
-	for _, all := range s.ranges {
-		for _, f := range all {
-			s.overlapping(f)
+	losses := map[loss]*frontend{} // the lowest port of each: there can be many
+	for a := range s.dirtyRanges {
+		at := s.addresses[a]
+		s.decideRangesAt(at)
+		for f := range at.ports {
+			s.decidePort(f, losses)
+		}
+	}
+	clear(s.dirtyRanges)
+	for _, f := range s.dirtyFrontends {
+		if !f.key.IsRange() {
+			s.decidePort(f, losses)
+		}
+	}
+	for _, f := range losses {
+		s.reportContest(f, f.winner.key, f.winner.claims[0], f.claims[0])
+	}
+}
+
+// decideRangesAt decides in the order of precedence, so that only ranges that are served outrank others.
+func (s *State) decideRangesAt(at *address) {
+	at.ranges = slices.DeleteFunc(at.ranges, func(r *frontend) bool { return len(r.claims) == 0 })
+	slices.SortFunc(at.ranges, func(a, b *frontend) int { return a.claims[0].compare(b.claims[0]) })
+	at.served = nil
+	for _, r := range at.ranges {
+		r.winner = nil
+		s.dirtyFrontend(r)
+		switch i, w := at.find(r.key); {
+		case !s.serves(r):
+		case w == nil:
+			at.served = slices.Insert(at.served, i, r)
+		default:
+			r.winner = w
+			s.reportContest(r, w.key, w.claims[0], r.claims[0])
 		}
 	}
 }
+
+// find returns the place of a key among the ranges that are served, and the first of these that overlaps, or nil.
+func (at *address) find(k FrontendKey) (int, *frontend) {
+	i, _ := slices.BinarySearchFunc(at.served, k, func(r *frontend, k FrontendKey) int {
+		return cmp.Or(cmp.Compare(r.key.Protocol, k.Protocol), cmp.Compare(r.key.Last, k.Port()))
+	})
+	if i < len(at.served) && at.served[i].key.Overlaps(k) {
+		return i, at.served[i]
+	}
+	return i, nil
+}
+
+// rangeAt returns the range that is served and has a port, or nil.
+func (s *State) rangeAt(k FrontendKey) (r *frontend) {
+	if at := s.addresses[k.Addr()]; at != nil {
+		_, r = at.find(k)
+	}
+	return r
+}
+
+// decidePort decides between a port and the range of another Service that has it.
+func (s *State) decidePort(f *frontend, losses map[loss]*frontend) {
+	was, r := f.winner, s.rangeAt(f.key)
+	if f.winner = nil; r != nil {
+		if r.winner == f {
+			r.winner = nil
+			s.dirtyFrontend(r)
+		}
+		if s.serves(f) && r.claims[0].port.service != f.claims[0].port.service {
+			s.decideBetween(f, r, losses)
+		}
+	}
+	if f.winner != was {
+		s.dirtyFrontend(f)
+	}
+}
+
+func (s *State) decideBetween(f, r *frontend, losses map[loss]*frontend) {
+	if l := (loss{f.claims[0].port.service, r}); r.claims[0].compare(f.claims[0]) < 0 {
+		if f.winner = r; losses[l] == nil || f.key.Port() < losses[l].key.Port() {
+			losses[l] = f
+		}
+	} else if r.winner == nil || f.key.Port() < r.winner.key.Port() {
+		r.winner = f
+		losses[loss{r.claims[0].port.service, r}] = r
+	}
+}
+
+// outranked reports whether a range has the ports of a frontend.
+func (f *frontend) outranked() bool { return f.winner != nil && f.winner.key.IsRange() }
 
 // isNodes reports whether a range is at an address of a Node, whose programs need ports that Kubernetes does
-// not know. An interface may have the address of a load balancer: only a range of all ports is left out there.
+// not know. An interface may have the address of a load balancer: only SSH and the kubelet keep their ports there.
 func (s *State) isNodes(r *frontend) bool {
-	a := r.key.Addr()
-	return r.key.IsRange() && len(r.claims) > 0 && r.claims[0].kind.External() &&
-		(slices.Contains(s.node.listed, a) || s.balancers.others[a] > 0 || r.key.isWhole() && s.sets[OwnIPs].has(Address(a)))
+	if !r.key.IsRange() || len(r.claims) == 0 || !r.claims[0].kind.External() {
+		return false
+	}
+	a, own := r.key.Addr(), r.claims[0].kind == ExternalIP || r.key.has(22) || r.key.has(10250)
+	return slices.Contains(s.node.listed, a) || s.balancers.others[a] > 0 || own && s.sets[OwnIPs].has(Address(a))
 }
 
 // reportNodes reports a range that is left out at an address of a node.
@@ -200,4 +250,31 @@ func (s *State) reportNodes(f *frontend) {
 		f.contest = &contest
 		s.addProblem(problemOf(loser.service.name, rangesField, f.key.String()+" is not served: "+f.key.Addr().String()+" is an address of a node, whose own programs need its ports"))
 	}
+}
+
+// exceptPorts lists the ports in ranges whose flows stay.
+func (s *State) exceptPorts(all []StaleFlows) []StaleFlows {
+	for i := range all {
+		for _, k := range all[i].Frontends {
+			if k.IsRange() {
+				all[i].Ports = s.portsIn(all[i].Ports, k, k.Addr())
+				if s.sets[NodeAddresses].all[Address(k.Addr())].reported {
+					all[i].Ports = s.portsIn(all[i].Ports, k, k.NodePort().Addr())
+				}
+			}
+		}
+	}
+	return all
+}
+
+// portsIn appends the destinations in a range that the frontends of an address serve.
+func (s *State) portsIn(all []FrontendKey, r FrontendKey, a netip.Addr) []FrontendKey {
+	if at := s.addresses[a]; at != nil {
+		for f := range at.ports {
+			if key := f.key.At(r.Addr()); key.Overlaps(r) && s.Serves(key) {
+				all = append(all, key)
+			}
+		}
+	}
+	return all
 }

@@ -4,8 +4,10 @@ package desired
 
 import (
 	"net/netip"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -37,6 +39,125 @@ func TestRangesLeftOut(t *testing.T) {
 		}
 		if (len(problems) == 0) != (c.want == "") || len(problems) > 0 && !strings.Contains(problems[0].Error(), c.want) {
 			t.Errorf("%+v: problems %v", c, problems)
+		}
+	}
+}
+
+// rangedService has ranges at an external IP, and a port there. It is the older, the smaller its year.
+func rangedService(name string, year, port int32, ranges string, ips ...string) *corev1.Service {
+	return &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "ns", Name: name, CreationTimestamp: metav1.Date(int(year), 1, 1, 0, 0, 0, 0, time.UTC), Annotations: map[string]string{AnnotationPortRanges: ranges},
+		},
+		Spec: corev1.ServiceSpec{ClusterIP: "10.96.0." + name, ExternalIPs: ips, Ports: []corev1.ServicePort{{Port: port, Protocol: corev1.ProtocolUDP}}},
+	}
+}
+
+// owners names the Services that have ports of UDP at an address.
+func owners(s *State, ip string, ports ...uint16) (all string) {
+	for _, port := range ports {
+		name := "-"
+		if f := s.FrontendAt(FrontendKey{AddrPort: netip.AddrPortFrom(netip.MustParseAddr(ip), port), Protocol: UDP}); f != nil {
+			name = f.Service.Name
+		}
+		all += name
+	}
+	return all
+}
+
+// TestRangesThatAreNotServed checks that they take no ports from other Services: neither one that has the port of
+// an API server or is at a node's address, nor one that has lost to another range. It adds the Services in all
+// orders, and takes one away and back.
+func TestRangesThatAreNotServed(t *testing.T) {
+	const ip = "192.0.2.10"
+	api := Config{APIServers: []netip.AddrPort{netip.MustParseAddrPort(ip + ":6443")}}
+	tcpToo := rangedService("1", 2000, 9, "udp/1-65534,tcp/1-65534", ip)
+	for name, c := range map[string]struct {
+		config Config
+		all    []*corev1.Service
+		want   string // of ports 443, 1443, 2443 and 3443
+		after  string // without the first Service
+	}{
+		"older range": {Config{}, []*corev1.Service{rangedService("1", 2000, 9, "udp/1-65534", ip), rangedService("2", 2001, 443, "", ip)}, "1111", "2---"},
+		"API server":  {api, []*corev1.Service{tcpToo, rangedService("2", 2001, 443, "udp/1000-2000", ip)}, "1111", "22--"}, // TCP is left out, UDP is not
+		"chain": {Config{}, []*corev1.Service{
+			rangedService("1", 2000, 9, "udp/400-1500", ip), rangedService("2", 2001, 2443, "udp/1400-2500", ip), rangedService("3", 2002, 3443, "udp/2400-4000", ip),
+		}, "1123", "-223"},
+		"chain of ports": {Config{}, []*corev1.Service{
+			rangedService("1", 2000, 9, "udp/400-1500", ip), rangedService("2", 2001, 9, "udp/1400-2500", ip), rangedService("3", 2002, 2443, "", ip),
+		}, "113-", "-22-"},
+		"younger range": {Config{}, []*corev1.Service{rangedService("1", 2001, 9, "udp/1-65534", ip), rangedService("2", 2000, 443, "", ip)}, "2111", "2---"},
+	} {
+		for _, order := range [][]int{{0, 1, 2}, {2, 1, 0}, {1, 0, 2}} {
+			s := New(c.config)
+			for _, i := range order {
+				if i < len(c.all) {
+					s.SetService(c.all[i])
+					s.Full()
+				}
+			}
+			check := func(when, want string) {
+				s.Full()
+				if got := owners(s, ip, 443, 1443, 2443, 3443); got != want {
+					t.Errorf("%s, %v, %s: %s; want %s", name, order, when, got, want)
+				}
+			}
+			check("all", c.want)
+			s.DeleteService("ns", "1")
+			check("without the first", c.after)
+			s.SetService(c.all[0])
+			check("again", c.want)
+		}
+	}
+	// The range of TCP has the API server's port, so another Service keeps its port of TCP.
+	s := New(api)
+	s.SetService(tcpToo)
+	web := rangedService("2", 2001, 443, "", ip)
+	web.Spec.Ports[0].Protocol = corev1.ProtocolTCP
+	s.SetService(web)
+	s.Full()
+	if f := s.FrontendAt(FrontendKey{AddrPort: netip.MustParseAddrPort(ip + ":443"), Protocol: TCP}); f == nil || f.Service.Name != "2" {
+		t.Errorf("TCP port 443 is %+v", f)
+	}
+	s.SetNode(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "other"}, Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: ip}}}})
+	web.Spec.Ports[0].Protocol = corev1.ProtocolUDP
+	s.SetService(web)
+	s.Full()
+	if got := owners(s, ip, 443, 1443); got != "2-" {
+		t.Errorf("at the address of a Node: %s", got)
+	}
+}
+
+// TestRangesAtOwnAddresses checks which ranges are left out at an address of this node's interfaces that its Node
+// object does not have, before and after the interface gets it.
+func TestRangesAtOwnAddresses(t *testing.T) {
+	const ip = "192.0.2.10"
+	for _, c := range []struct {
+		ranges   string
+		balancer bool
+		want     bool // whether the last range is served
+	}{
+		{"udp/1-65535", false, false}, {"udp/1-65534", false, false}, {"udp/5000-6000", false, false},
+		{"udp/1-65535", true, false}, {"udp/1-65534", true, false}, {"udp/2-10249,udp/10250-65535", true, false}, {"udp/22", true, false}, {"udp/5000-6000", true, true},
+	} {
+		svc := rangedService("1", 2000, 9, c.ranges, ip)
+		if c.balancer {
+			svc.Spec.ExternalIPs, svc.Spec.Type = nil, corev1.ServiceTypeLoadBalancer
+			svc.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: ip}}
+		}
+		s := New(Config{})
+		s.SetService(svc)
+		s.Full()
+		_, last, _ := strings.Cut(c.ranges[strings.LastIndex(c.ranges, "/"):], "/")
+		from, _, _ := strings.Cut(last, "-")
+		port, _ := strconv.Atoi(from)
+		if got := owners(s, ip, uint16(port)); got != "1" {
+			t.Errorf("%+v: not served at an address of no interface", c)
+		}
+		s.SetNodeAddresses([]netip.Addr{netip.MustParseAddr(ip)})
+		problems := s.Change().Problems
+		if got := owners(s, ip, uint16(port)); (got == "1") != c.want || c.want != (len(problems) == 0) {
+			t.Errorf("%+v: served by %s, problems: %v", c, got, problems)
 		}
 	}
 }

@@ -20,8 +20,8 @@ type State struct {
 	services  map[types.NamespacedName]*service
 	slices    map[types.NamespacedName]*slice
 	frontends map[FrontendKey]*frontend
-	ranges    map[netip.Addr][]*frontend // those with ranges of ports
-	pools     []*pool                    // by PoolID; nil if free
+	addresses map[netip.Addr]*address // once there are ranges of ports
+	pools     []*pool                 // by PoolID; nil if free
 	freePools []PoolID
 
 	sets [Sets]counted // NodeAddresses are nodePortAddrs, unless Config.IPVS
@@ -36,6 +36,7 @@ type State struct {
 	nodePortAddrs []netip.Addr // that serve NodePorts
 
 	dirtyFrontends []*frontend
+	dirtyRanges    map[netip.Addr]bool // addresses
 	dirtyEndpoints []*endpoints
 	dirtyHealths   []*service
 	following      map[*endpoints]bool // whose choice follows loads
@@ -63,21 +64,22 @@ type State struct {
 // New returns a State without objects.
 func New(c Config) *State {
 	s := &State{
-		config:     c,
-		services:   map[types.NamespacedName]*service{},
-		slices:     map[types.NamespacedName]*slice{},
-		frontends:  map[FrontendKey]*frontend{},
-		ranges:     map[netip.Addr][]*frontend{},
-		balancers:  newBalancers(),
-		contested:  map[types.NamespacedName]int{},
-		otherNodes: map[string][]netip.Addr{},
-		following:  map[*endpoints]bool{},
-		warming:    map[*endpoints]bool{},
-		told:       map[string][]Problem{},
-		limited:    map[*service]bool{},
-		permits:    permits{map[string]bool{}, map[string]map[string]metav1.Object{}},
-		slots:      newBudget(cmp.Or(c.NamespaceSlots, MaxSlots), 0),
-		elements:   newBudget(cmp.Or(c.NamespaceElements, MaxElements), cmp.Or(c.NamespaceElements, MaxElements)/1024),
+		config:      c,
+		services:    map[types.NamespacedName]*service{},
+		slices:      map[types.NamespacedName]*slice{},
+		frontends:   map[FrontendKey]*frontend{},
+		addresses:   map[netip.Addr]*address{},
+		dirtyRanges: map[netip.Addr]bool{},
+		balancers:   newBalancers(),
+		contested:   map[types.NamespacedName]int{},
+		otherNodes:  map[string][]netip.Addr{},
+		following:   map[*endpoints]bool{},
+		warming:     map[*endpoints]bool{},
+		told:        map[string][]Problem{},
+		limited:     map[*service]bool{},
+		permits:     permits{map[string]bool{}, map[string]map[string]metav1.Object{}},
+		slots:       newBudget(cmp.Or(c.NamespaceSlots, MaxSlots), 0),
+		elements:    newBudget(cmp.Or(c.NamespaceElements, MaxElements), cmp.Or(c.NamespaceElements, MaxElements)/1024),
 	}
 	s.reportedLocal = s.local()
 	s.node.primary = c.NodeIP

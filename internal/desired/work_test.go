@@ -4,6 +4,7 @@ package desired
 
 import (
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -125,6 +126,64 @@ var workloads = map[string]func(n int){
 			s.DeleteNode(fmt.Sprint("other", i))
 		}
 		s.Change()
+	},
+	"ranges of one Service beside many Services": func(n int) {
+		s := New(Config{NodeName: "n1"})
+		for i := range n {
+			s.SetService(&corev1.Service{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: fmt.Sprint("s", i)},
+				Spec:       corev1.ServiceSpec{ClusterIP: fmt.Sprintf("10.96.%d.%d", i>>8, i&255), Ports: []corev1.ServicePort{{Port: 80}}},
+			})
+		}
+		node := func(name string, i int) {
+			s.SetNode(&corev1.Node{
+				ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"heartbeat": fmt.Sprint(i)}},
+				Status:     corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "10.1.0.1"}, {Type: corev1.NodeInternalIP, Address: "10.1.0.1"}}},
+			})
+			s.Change()
+		}
+		svc := &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "all", Annotations: map[string]string{AnnotationPortRanges: "all"}},
+			Spec:       corev1.ServiceSpec{ClusterIP: "10.97.0.1", ExternalIPs: []string{"192.0.2.1", "192.0.2.2", "192.0.2.3", "192.0.2.4"}},
+		}
+		for i := range n / 10 {
+			svc.Labels = map[string]string{"l": fmt.Sprint(i)}
+			s.SetService(svc)
+			s.Change()
+			node("n1", i)
+			node(fmt.Sprint("other", i), i)
+			s.SetNodeAddresses([]netip.Addr{netip.AddrFrom4([4]byte{10, 2, byte(i >> 8), byte(i)})})
+			s.Change()
+		}
+	},
+	"ports and ranges at one address": func(n int) {
+		s := New(Config{})
+		for i := range n {
+			svc := &corev1.Service{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: fmt.Sprint("s", i)},
+				Spec: corev1.ServiceSpec{
+					ClusterIP: fmt.Sprintf("10.96.%d.%d", i>>8, i&255), ExternalIPs: []string{"192.0.2.1"}, Ports: []corev1.ServicePort{{Port: int32(i*60 + 1)}},
+				},
+			}
+			if i%2 == 0 {
+				svc.Annotations = map[string]string{AnnotationPortRanges: fmt.Sprintf("tcp/%d-%d,udp/%[1]d-%[2]d", i*60+1, i*60+90)}
+			}
+			s.SetService(svc)
+		}
+		s.Change()
+	},
+	"many ranges": func(n int) {
+		var all []string
+		for i := range 10 * n {
+			all = append(all, fmt.Sprint("tcp/", i+1))
+		}
+		s := New(Config{})
+		for range 3 {
+			s.SetService(&corev1.Service{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "b", Annotations: map[string]string{AnnotationPortRanges: strings.Join(all, ",")}},
+				Spec:       corev1.ServiceSpec{ClusterIP: "10.96.0.1"},
+			})
+		}
 	},
 	"problems of a Service": func(n int) {
 		svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "b"}, Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1"}}
