@@ -15,9 +15,10 @@ import (
 type search struct {
 	family    family
 	frontends map[desired.FrontendKey]*frontend
-	ranges    []desired.FrontendKey // of frontends, those with ranges
-	tcp       set                   // connections of TCP to these backends are stale
-	begun     set                   // unanswered connections of TCP to these frontends are stale if untranslated
+	ranges    []desired.FrontendKey        // of frontends or begun, those with ranges
+	ports     map[desired.FrontendKey]bool // in ranges, of other frontends: flows to them are not stale
+	tcp       set                          // connections of TCP to these backends are stale
+	begun     set                          // unanswered connections of TCP to these frontends are stale if untranslated
 	filter    filter
 }
 
@@ -37,7 +38,7 @@ func plan(flows []desired.StaleFlows) (searches []*search) {
 	for _, f := range flows {
 		if f.Protocol == desired.TCP {
 			for _, k := range f.Frontends {
-				searchIn(&begun, familyOf(k.AddrPort)).addBegun(k.AddrPort)
+				searchIn(&begun, familyOf(k.AddrPort)).addBegun(k)
 			}
 			if len(f.Frontends) > 0 {
 				continue
@@ -54,7 +55,11 @@ func plan(flows []desired.StaleFlows) (searches []*search) {
 				backends[b] = true
 			}
 			if len(frontends) > 0 && (len(backends) > 0 || f.Only) {
-				searchIn(&searches, family).add(f.Protocol, frontends, backends, f.Only)
+				s := searchIn(&searches, family)
+				s.add(f.Protocol, frontends, backends, f.Only)
+				for _, k := range keysOf(family, f.Ports) {
+					s.ports[k] = true
+				}
 			}
 		}
 	}
@@ -73,15 +78,23 @@ func (s *search) addTCP(backend netip.AddrPort) {
 }
 
 // addBegun adds untranslated TCP connections to a frontend without an answer yet.
-func (s *search) addBegun(frontend netip.AddrPort) {
+func (s *search) addBegun(frontend desired.FrontendKey) {
 	if s.begun == nil {
 		s.begun = set{}
 		s.filter.addProtocol(desired.TCP)
 		s.filter.replies.addAll()
 		s.filter.unanswered = true
 	}
-	s.begun[frontend] = true
-	s.filter.to.add(frontend)
+	s.begun[frontend.AddrPort] = true
+	s.addTo(frontend)
+}
+
+// addTo adds a frontend to the filter, and to ranges if it is one.
+func (s *search) addTo(to desired.FrontendKey) {
+	if s.filter.to.add(to.AddrPort); to.IsRange() {
+		s.filter.to.portDiffers = true
+		s.ranges = append(s.ranges, to)
+	}
 }
 
 // ofFamily returns the addresses and ports of one family.
@@ -113,7 +126,7 @@ func searchIn(searches *[]*search, f family) *search {
 			return s
 		}
 	}
-	s := &search{family: f, frontends: map[desired.FrontendKey]*frontend{}}
+	s := &search{family: f, frontends: map[desired.FrontendKey]*frontend{}, ports: map[desired.FrontendKey]bool{}}
 	*searches = append(*searches, s)
 	return s
 }
@@ -125,15 +138,13 @@ func (s *search) add(p desired.Protocol, frontends []desired.FrontendKey, backen
 	s.filter.addProtocol(p)
 	for _, to := range frontends {
 		f := s.frontends[to]
-		if f == nil && to.IsRange() {
-			s.ranges = append(s.ranges, to)
+		if f == nil {
+			s.addTo(to)
 		}
 		if f == nil || only {
 			f = &frontend{}
 			s.frontends[to] = f
 		}
-		s.filter.to.add(to.AddrPort)
-		s.filter.to.portDiffers = s.filter.to.portDiffers || to.IsRange()
 		switch {
 		case only:
 			f.only = backends
@@ -158,18 +169,17 @@ func (s *search) add(p desired.Protocol, frontends []desired.FrontendKey, backen
 
 // stale reports whether an entry is to be deleted.
 func (s *search) stale(e *entry) bool {
+	to, replies := desired.FrontendKey{AddrPort: e.destination, Protocol: e.protocol}, e.replies
+	in := slices.IndexFunc(s.ranges, to.Overlaps)
 	switch {
 	case s.tcp != nil:
 		return e.protocol == desired.TCP && e.destination != e.replies && s.tcp[e.replies]
 	case s.begun != nil:
-		return e.protocol == desired.TCP && e.destination == e.replies && s.begun[e.destination] && e.synSent
+		return e.protocol == desired.TCP && e.destination == e.replies && (s.begun[e.destination] || in >= 0) && e.synSent
 	}
-	to, replies := desired.FrontendKey{AddrPort: e.destination, Protocol: e.protocol}, e.replies
 	f := s.frontends[to]
-	for _, r := range s.ranges {
-		if f == nil && r.Overlaps(to) && e.replies.Port() == to.Port() { // others are to a port that the Service has
-			f, replies = s.frontends[r], netip.AddrPortFrom(e.replies.Addr(), 0)
-		}
+	if f == nil && in >= 0 && e.replies.Port() == to.Port() && !s.ports[to] { // others are to a port that the Service has
+		f, replies = s.frontends[s.ranges[in]], netip.AddrPortFrom(e.replies.Addr(), 0)
 	}
 	return f != nil && (f.removed[replies] || f.noNAT && !e.translated || f.only != nil && !f.only[replies])
 }

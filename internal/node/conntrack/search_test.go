@@ -9,10 +9,15 @@ import (
 	"runtime"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"github.com/vishvananda/netlink/nl"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 )
 
 // staleByTheWords reports whether an entry is stale by the documentation of
@@ -178,4 +183,88 @@ func FuzzEntry(f *testing.F) {
 			t.Fatalf("deletion %x of entry %x", m.Data, data)
 		}
 	})
+}
+
+// TestRangesSpareOthers has Services with UDP port 5060 inside of a range of another Service and of their own, and
+// checks which flows are stale as the range gets its first endpoint, loses it and goes.
+func TestRangesSpareOthers(t *testing.T) {
+	s := desired.New(desired.Config{NodePorts: desired.NodePortAddresses{CIDRs: []netip.Prefix{netip.MustParsePrefix("198.51.100.9/32")}}})
+	s.SetNodeAddresses([]netip.Addr{netip.MustParseAddr("198.51.100.9")})
+	service := func(name string, year int, ranges string) {
+		s.SetService(&corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{
+				Namespace: "ns", Name: name, Annotations: map[string]string{desired.AnnotationPortRanges: ranges}, CreationTimestamp: metav1.Date(year, 1, 1, 0, 0, 0, 0, time.UTC),
+			},
+			Spec: corev1.ServiceSpec{
+				Type: corev1.ServiceTypeLoadBalancer, ClusterIP: "10.96.0." + name,
+				Ports: []corev1.ServicePort{{Port: map[string]int32{"1": 5070, "2": 5060}[name], Protocol: corev1.ProtocolUDP}},
+			},
+			Status: corev1.ServiceStatus{LoadBalancer: corev1.LoadBalancerStatus{Ingress: []corev1.LoadBalancerIngress{{IP: "198.51.100.9"}}}},
+		})
+	}
+	s.SetService(&corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "3"},
+		Spec:       corev1.ServiceSpec{Type: corev1.ServiceTypeNodePort, ClusterIP: "10.96.0.3", Ports: []corev1.ServicePort{{Port: 9, NodePort: 5081, Protocol: corev1.ProtocolUDP}}},
+	})
+	slice := func(name string, port int32, ips ...string) {
+		all := &discoveryv1.EndpointSlice{
+			ObjectMeta:  metav1.ObjectMeta{Namespace: "ns", Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: name}},
+			AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Port: &port, Protocol: ptr.To(corev1.ProtocolUDP)}},
+		}
+		for _, ip := range ips {
+			all.Endpoints = append(all.Endpoints, discoveryv1.Endpoint{Addresses: []string{ip}})
+		}
+		s.SetEndpointSlice(all)
+	}
+	service("2", 2000, "")
+	slice("2", 5060, "10.0.0.2")
+	slice("3", 5081, "10.0.0.4")
+	service("1", 2001, "")
+	s.Full()
+	flow := func(to, by string) *entry {
+		return &entry{family: ipv4, protocol: desired.UDP, destination: netip.MustParseAddrPort(to), replies: netip.MustParseAddrPort(by), translated: true}
+	}
+	check := func(when string, flows []desired.StaleFlows, inRange bool) {
+		t.Helper()
+		stale := func(e *entry) bool {
+			return slices.ContainsFunc(plan(flows), func(s *search) bool { return s.family == ipv4 && s.stale(e) })
+		}
+		for name, e := range map[string]*entry{
+			"another's port": flow("198.51.100.9:5060", "10.0.0.2:5060"), "another's NodePort": flow("198.51.100.9:5081", "10.0.0.4:5081"), "its own port": flow("198.51.100.9:5070", "10.0.0.1:5070"),
+		} {
+			if stale(e) {
+				t.Errorf("%s: a flow to %s is stale: %+v", when, name, flows)
+			}
+		}
+		if stale(flow("198.51.100.9:5061", "10.0.0.3:5061")) != inRange {
+			t.Errorf("%s: a flow to the range is stale: %v", when, !inRange)
+		}
+	}
+	service("1", 2001, "udp/5000-6000")
+	s.Full()
+	slice("1", 5070, "10.0.0.1")
+	check("the first endpoint", s.Change().Flows, true)
+	slice("1", 5070, "10.0.0.1", "10.0.0.3")
+	check("another endpoint", s.Change().Flows, false)
+	slice("1", 5070, "10.0.0.1")
+	check("an endpoint goes", s.Change().Flows, true)
+	check("the whole content", s.Full().AllFlows, true)
+	service("1", 2001, "")
+	check("the annotation goes", s.Change().Flows, true)
+	service("2", 2000, "udp/5000-5069")
+	check("the port's Service gets a range", s.Change().Flows, true)
+	service("2", 2000, "")
+	check("that range goes", s.Change().Flows, true)
+}
+
+// TestRangesBegun checks that a connection of TCP to any port of a range is stale if it began without rules.
+func TestRangesBegun(t *testing.T) {
+	searches := plan([]desired.StaleFlows{{Protocol: desired.TCP, Frontends: []desired.FrontendKey{{AddrPort: netip.MustParseAddrPort("10.96.0.9:3000"), Protocol: desired.TCP, Last: 3100}}}})
+	for port, want := range map[uint16]bool{2999: false, 3000: true, 3050: true, 3100: true, 3101: false} {
+		to := netip.AddrPortFrom(netip.MustParseAddr("10.96.0.9"), port)
+		e := entry{family: ipv4, protocol: desired.TCP, destination: to, replies: to, synSent: true}
+		if got := searches[0].stale(&e); got != want || want && !searches[0].filter.to.agrees(to) {
+			t.Errorf("port %d: %v, and the filter: %+v", port, got, searches[0].filter)
+		}
+	}
 }
