@@ -20,7 +20,7 @@ const (
 	AnnotationMaxConnections = "slipstream.io/max-connections"
 	AnnotationMaxPerClient   = "slipstream.io/max-connections-per-client"
 
-	// AnnotationRatePerClient is how many new ones a client's address may have: 50/s, 50/m or 50/h.
+	// AnnotationRatePerClient is how many new ones a client's address may have: 50/s or 50/m.
 	AnnotationRatePerClient = "slipstream.io/connection-rate-per-client"
 
 	// AnnotationLimitAction is what happens to others: refuse (the default) or drop.
@@ -42,7 +42,7 @@ const MaxLimits, maxLimitsOf = 32, 8
 type Limits struct {
 	Connections, PerClient uint32 // at once; 0 without a limit
 	Rate                   uint32 // of a client, for each Unit; 0 without a limit
-	Unit                   byte   // s, m or h
+	Unit                   byte   // s or m
 	Drop                   bool   // what is beyond; else it is refused
 }
 
@@ -85,8 +85,8 @@ func (s *State) limits(in *corev1.Service) (l Limits) {
 	}
 	if value := in.Annotations[AnnotationRatePerClient]; value != "" {
 		rate, unit, _ := strings.Cut(value, "/")
-		if len(unit) != 1 || !strings.Contains("smh", unit) {
-			problem(AnnotationRatePerClient, "not a rate such as 50/s, 50/m or 50/h: "+value)
+		if len(unit) != 1 || !strings.Contains("sm", unit) {
+			problem(AnnotationRatePerClient, "not a rate such as 50/s or 50/m: "+value)
 		} else if l.Rate = number(AnnotationRatePerClient, rate, MostRate); l.Rate > 0 {
 			l.Unit = unit[0]
 		}

@@ -25,6 +25,7 @@ func TestLimitAnnotations(t *testing.T) {
 		{AnnotationMaxConnections, "10001", Limits{0, 20, 50, 's', true}, 1},
 		{AnnotationMaxPerClient, "many", Limits{1000, 0, 50, 's', true}, 1},
 		{AnnotationRatePerClient, "50/m", Limits{1000, 20, 50, 'm', true}, 0},
+		{AnnotationRatePerClient, "50/h", Limits{1000, 20, 0, 0, true}, 1},
 		{AnnotationRatePerClient, "50", Limits{1000, 20, 0, 0, true}, 1},
 		{AnnotationRatePerClient, "50/sm", Limits{1000, 20, 0, 0, true}, 1},
 		{AnnotationRatePerClient, "-1/s", Limits{1000, 20, 0, 0, true}, 1},

@@ -8,6 +8,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 	"strings"
@@ -27,25 +28,26 @@ import (
 //	map limited-node-ports  { tcp . 30080 : 1 }
 //	map limits              { 1 : goto limit-1 }
 //	set connections         { flags dynamic }                          # by Service
-//	set clients             { flags dynamic; size 65536 }              # by Service and client
-//	set rates               { flags dynamic, timeout; size 65536 }
+//	set clients-PLACE       { flags dynamic; size 8192 }               # by Service and client
+//	set rates-PLACE         { flags dynamic, timeout; size 8192 }
 //	chain prerouting        { type nat hook prerouting priority dstnat - 1;  jump limited }
 //	chain limited           { limits[ limited[ip daddr . meta l4proto . th dport] ] }
 //	chain limit-1 {
-//	  update @rates { ID . ip saddr limit rate over 50/second } goto beyond
-//	  update @clients { ID . ip saddr ct count over 20 } goto beyond
+//	  update @rates-PLACE { ID . ip saddr limit rate over 50/second } goto beyond
+//	  update @clients-PLACE { ID . ip saddr ct count over 20 } goto beyond
 //	  update @connections { ID ct count over 1000 } goto beyond
 //	}
 //
-// Clients of IPv6 are networks of 64 bits. The chains have the type nat too, so established packets do not meet them. Services with the same limits
-// share a chain. The sets that rules fill stay when the proxy starts again, and with them what they have
+// Clients of IPv6 are networks of 64 bits. The chains have the type nat too, so established packets do not meet them. Services of a
+// namespace with the same limits are a place: they share a chain and sets of clients. PLACE is a hash, which is the same
+// after a restart. The sets that rules fill stay when the proxy starts again, and with them what they have
 // counted. The kernel deletes elements that count no connection any more.
 //
-// While a set is full, clients that are not in it are not limited each for itself: senders of forged
-// addresses could else shut out all others. AnnotationMaxConnections still holds.
+// While a set is full, clients of the place that are not in it are not limited each for itself: senders of
+// forged addresses could else shut out all others. AnnotationMaxConnections still holds.
 
-// mostLimited is the size of the sets of clients.
-const mostLimited = 1 << 16
+// mostLimited is the size of a set of clients.
+const mostLimited = 1 << 13
 
 const limitPrefix = "limit-"
 
@@ -62,7 +64,7 @@ var limitReasons = []string{dataplane.TooManyConnections, dataplane.TooManyOfCli
 // frontends of both kinds), remember, rejected and nodeAddresses, under its own names.
 type limitSchema struct {
 	schema
-	connections, clients, rates *nfnl.Set
+	connections *nfnl.Set
 }
 
 var limitSchemas = [...]limitSchema{newLimitSchema(schemas[desired.IPv4]), newLimitSchema(schemas[desired.IPv6])}
@@ -77,26 +79,52 @@ func newLimitSchema(s schema) limitSchema {
 	s.addressSets[0].sticky, s.nodePortSets[0].sticky = named(s.addressSets[0].sticky, "limited"), named(s.nodePortSets[0].sticky, "limited-node-ports")
 	s.remember = named(s.remember, "limits")
 	l := limitSchema{schema: s}
-	counting := func(name string, key nfnl.DataType, len, flags, size uint32) *nfnl.Set {
-		return &nfnl.Set{Name: name, KeyType: key, KeyLen: len, Flags: unix.NFT_SET_EVAL | flags, Size: size}
-	}
-	id := []nfnl.DataType{nfnl.TypeMark, nfnl.TypeMark}
-	client := nfnl.Concat(append(id, s.table.Family.AddrType())...)
-	l.connections = counting("connections", nfnl.Concat(id...), 8, 0, 0)
-	l.clients = counting("clients", client, 8+s.addrLen, 0, mostLimited)
-	l.rates = counting("rates", client, 8+s.addrLen, unix.NFT_SET_TIMEOUT, mostLimited)
+	l.connections = &nfnl.Set{Name: "connections", KeyType: nfnl.Concat(nfnl.TypeMark, nfnl.TypeMark), KeyLen: 8, Flags: unix.NFT_SET_EVAL}
 	return l
 }
 
-func (l *limitSchema) all() []*nfnl.Set {
-	return []*nfnl.Set{l.addressSets[0].sticky, l.nodePortSets[0].sticky, l.nodeAddresses, l.remember, l.rejected, l.connections, l.clients, l.rates}
+// all lists the sets, with those of places.
+func (l *limitSchema) all(places iter.Seq[place]) []*nfnl.Set {
+	all := []*nfnl.Set{l.addressSets[0].sticky, l.nodePortSets[0].sticky, l.nodeAddresses, l.remember, l.rejected, l.connections}
+	for p := range places {
+		if p.PerClient > 0 {
+			all = append(all, l.clients(p))
+		}
+		if p.Rate > 0 {
+			all = append(all, l.rates(p))
+		}
+	}
+	return all
 }
+
+func (l *limitSchema) clients(p place) *nfnl.Set { return l.perClient("clients-", p, 0) }
+func (l *limitSchema) rates(p place) *nfnl.Set {
+	return l.perClient("rates-", p, unix.NFT_SET_TIMEOUT)
+}
+
+func (l *limitSchema) perClient(prefix string, p place, flags uint32) *nfnl.Set {
+	sum := sha256.Sum256([]byte(p.name()))
+	return &nfnl.Set{
+		Name: fmt.Sprintf("%s%x", prefix, sum[:8]), KeyType: nfnl.Concat(nfnl.TypeMark, nfnl.TypeMark, l.table.Family.AddrType()), KeyLen: 8 + l.addrLen,
+		Flags: unix.NFT_SET_EVAL | flags, Size: mostLimited,
+	}
+}
+
+// place is what has a chain: limits of a namespace.
+type place struct {
+	namespace string
+	desired.Limits
+}
+
+func placeOf(f *desired.Frontend) place { return place{f.Service.Namespace, f.Limits} }
+
+func (p place) name() string { return p.namespace + " " + p.String() }
 
 // limits is what a family's table has.
 type limits struct {
 	frontends   map[desired.FrontendKey]*desired.Frontend // limited ones
-	users       map[desired.Limits]int                    // how many of them have these limits
-	numbers     map[desired.Limits]uint32                 // nil without a table
+	users       map[place]int                             // how many of them have these limits
+	numbers     map[place]uint32                          // nil without a table
 	fingerprint uint64
 	err         error // why the kernel does not have them
 	tried       time.Time
@@ -117,7 +145,7 @@ func (b *Dataplane) limit(change *desired.Change, all bool) {
 	for f := range b.served {
 		k, nodes := &b.limits[f], &change.Sets[desired.NodeAddresses]
 		if all {
-			*k = limits{frontends: map[desired.FrontendKey]*desired.Frontend{}, users: map[desired.Limits]int{}}
+			*k = limits{frontends: map[desired.FrontendKey]*desired.Frontend{}, users: map[place]int{}}
 		}
 		again := all || k.err != nil || k.numbers != nil && len(nodes.Added)+len(nodes.Removed) > 0
 		var batch nfnl.Batch
@@ -130,13 +158,13 @@ func (b *Dataplane) limit(change *desired.Change, all bool) {
 			if old != nil {
 				limitSchemas[f].element(&batch, del, old, k.numbers)
 				delete(k.frontends, c.Key())
-				k.users[old.Limits]--
-				again = again || k.users[old.Limits] == 0
+				k.users[placeOf(old)]--
+				again = again || k.users[placeOf(old)] == 0
 			}
 			if limited {
 				k.frontends[c.Key()] = c.New
-				k.users[c.New.Limits]++
-				again = again || k.numbers[c.New.Limits] == 0
+				k.users[placeOf(c.New)]++
+				again = again || k.numbers[placeOf(c.New)] == 0
 				limitSchemas[f].element(&batch, add, c.New, k.numbers)
 			}
 		}
@@ -163,8 +191,8 @@ func (b *Dataplane) limit(change *desired.Change, all bool) {
 }
 
 // element writes a limited frontend.
-func (l *limitSchema) element(batch *nfnl.Batch, op op, f *desired.Frontend, numbers map[desired.Limits]uint32) {
-	n := numbers[f.Limits]
+func (l *limitSchema) element(batch *nfnl.Batch, op op, f *desired.Frontend, numbers map[place]uint32) {
+	n := numbers[placeOf(f)]
 	if n == 0 {
 		return
 	}
@@ -186,16 +214,17 @@ func (b *Dataplane) tryLimits(f int) error {
 	l, k := &limitSchemas[f], &b.limits[f]
 	former := k.numbers
 	k.numbers = nil
-	maps.DeleteFunc(k.users, func(_ desired.Limits, n int) bool { return n == 0 })
+	maps.DeleteFunc(k.users, func(_ place, n int) bool { return n == 0 })
 	t, err := b.conn.Contents(l.table)
 	if err != nil {
 		return err
 	}
 	var batch, unused nfnl.Batch
+	all := l.all(maps.Keys(k.users))
 	var has []*nfnl.Set
 	if t != nil {
 		compatible := true
-		if has, compatible = t.Compatible(l.all()); len(k.users) == 0 || !compatible {
+		if has, compatible = t.Compatible(all); len(k.users) == 0 || !compatible {
 			batch.DeleteTable(l.table)
 			t = nil
 		}
@@ -203,20 +232,20 @@ func (b *Dataplane) tryLimits(f int) error {
 	if len(k.users) == 0 {
 		return b.conn.Commit(0, &batch)
 	}
-	k.numbers = map[desired.Limits]uint32{}
+	k.numbers = map[place]uint32{}
 	names := map[string]bool{} // of the chains
-	take := func(limits desired.Limits, n uint32) {
-		k.numbers[limits], names[fmt.Sprint(limitPrefix, n)] = n, true
+	take := func(p place, n uint32) {
+		k.numbers[p], names[fmt.Sprint(limitPrefix, n)] = n, true
 	}
-	var others []desired.Limits
-	for limits := range k.users {
-		if n := former[limits]; n > 0 {
-			take(limits, n)
+	var others []place
+	for p := range k.users {
+		if n := former[p]; n > 0 {
+			take(p, n)
 		} else {
-			others = append(others, limits)
+			others = append(others, p)
 		}
 	}
-	slices.SortFunc(others, func(a, b desired.Limits) int { return strings.Compare(a.String(), b.String()) })
+	slices.SortFunc(others, func(a, b place) int { return strings.Compare(a.name(), b.name()) })
 	for n := uint32(1); len(others) > 0; n++ {
 		if !names[fmt.Sprint(limitPrefix, n)] {
 			take(others[0], n)
@@ -230,6 +259,11 @@ func (b *Dataplane) tryLimits(f int) error {
 			}
 		}
 		batch.FlushTable(l.table)
+		for _, set := range t.Sets {
+			if !slices.ContainsFunc(all, func(own *nfnl.Set) bool { return own.Name == set.Name }) {
+				batch.DeleteSet(l.table, set.Name)
+			}
+		}
 		for _, c := range t.Chains {
 			if strings.HasPrefix(c.Name, limitPrefix) && !names[c.Name] {
 				unused.DeleteChain(l.table, c.Name)
@@ -256,10 +290,10 @@ func (b *Dataplane) tryLimits(f int) error {
 }
 
 // write writes the sets, chains and rules.
-func (l *limitSchema) write(batch *nfnl.Batch, numbers map[desired.Limits]uint32) {
+func (l *limitSchema) write(batch *nfnl.Batch, numbers map[place]uint32) {
 	w := ruleWriter{&l.schema, batch}
 	batch.AddTable(l.table, tableComment)
-	for _, set := range l.all() {
+	for _, set := range l.all(maps.Keys(numbers)) {
 		batch.AddSet(l.table, set)
 	}
 	for _, reason := range limitReasons {
@@ -272,8 +306,8 @@ func (l *limitSchema) write(batch *nfnl.Batch, numbers map[desired.Limits]uint32
 	} {
 		batch.AddChain(l.table, c)
 	}
-	for limits, n := range numbers {
-		l.writeChain(w, fmt.Sprint(limitPrefix, n), limits)
+	for p, n := range numbers {
+		l.writeChain(w, fmt.Sprint(limitPrefix, n), p)
 		batch.AddVerdict(l.table, l.remember, word(n), nfnl.Goto, fmt.Sprint(limitPrefix, n))
 	}
 	for _, frontend := range l.limited() {
@@ -295,14 +329,14 @@ func (l *limitSchema) limited() [2][]expr.Any {
 	}
 }
 
-// writeChain writes the chain of limits.
-func (l *limitSchema) writeChain(w ruleWriter, chain string, limits desired.Limits) {
+// writeChain writes the chain of a place.
+func (l *limitSchema) writeChain(w ruleWriter, chain string, limits place) {
 	w.batch.AddChain(l.table, nfnl.Chain{Name: chain})
 	beyond := chainRefused
 	if limits.Drop {
 		beyond = chainDropped
 	}
-	unit := map[byte]expr.LimitTime{'s': expr.LimitTimeSecond, 'm': expr.LimitTimeMinute, 'h': expr.LimitTimeHour}[limits.Unit]
+	unit := map[byte]expr.LimitTime{'s': expr.LimitTimeSecond, 'm': expr.LimitTimeMinute}[limits.Unit]
 	for _, x := range []struct {
 		most      uint32
 		set       *nfnl.Set
@@ -312,9 +346,9 @@ func (l *limitSchema) writeChain(w ruleWriter, chain string, limits desired.Limi
 		counts    expr.Any
 	}{
 		// A bucket that was not used for as long is full again.
-		{limits.Rate, l.rates, time.Duration(unit) * 2 * time.Second, true, dataplane.TooFast,
+		{limits.Rate, l.rates(limits), time.Duration(unit) * time.Second, true, dataplane.TooFast,
 			&expr.Limit{Type: expr.LimitTypePkts, Over: true, Rate: uint64(limits.Rate), Unit: unit, Burst: limits.Rate}},
-		{limits.PerClient, l.clients, 0, true, dataplane.TooManyOfClient, &expr.Connlimit{Count: limits.PerClient, Flags: unix.NFT_LIMIT_F_INV}},
+		{limits.PerClient, l.clients(limits), 0, true, dataplane.TooManyOfClient, &expr.Connlimit{Count: limits.PerClient, Flags: unix.NFT_LIMIT_F_INV}},
 		{limits.Connections, l.connections, 0, false, dataplane.TooManyConnections, &expr.Connlimit{Count: limits.Connections, Flags: unix.NFT_LIMIT_F_INV}},
 	} {
 		if x.most == 0 {
@@ -358,7 +392,7 @@ func (b *Dataplane) checkLimits(f int) error {
 // limitFaults compares the table with a full description, except what rules have counted.
 func (b *Dataplane) limitFaults(f int, full *desired.Change) (rules int, faults []string, err error) {
 	l := &limitSchemas[f]
-	want, numbers := map[desired.FrontendKey]*desired.Frontend{}, map[desired.Limits]uint32{}
+	want, numbers := map[desired.FrontendKey]*desired.Frontend{}, map[place]uint32{}
 	for _, c := range full.Frontends {
 		if c.New.Limits != (desired.Limits{}) && l.is(c.Key().Addr()) {
 			want[c.Key()] = c.New
@@ -380,7 +414,8 @@ func (b *Dataplane) limitFaults(f int, full *desired.Change) (rules int, faults 
 			return
 		}
 		id, n := limitID(front), firstNumber(e.Value[12:])
-		if numbers[front.Limits] = cmp.Or(numbers[front.Limits], n); numbers[front.Limits] != n || firstNumber(e.Value[4:]) != id[0] || firstNumber(e.Value[8:]) != id[1] {
+		p := placeOf(front)
+		if numbers[p] = cmp.Or(numbers[p], n); numbers[p] != n || firstNumber(e.Value[4:]) != id[0] || firstNumber(e.Value[8:]) != id[1] {
 			fault(key)
 		}
 	}

@@ -63,11 +63,16 @@ func (l limited) change() []desired.Problem {
 }
 
 // hold connects a client to web and keeps the connection. It returns the error otherwise.
-func (l limited) hold(client int, timeout time.Duration) (conn net.Conn, err error) {
+func (l limited) hold(client int, timeout time.Duration) (net.Conn, error) {
+	l.t.Helper()
+	return l.holdTo(webKey(1).AddrPort, client, timeout)
+}
+
+func (l limited) holdTo(to netip.AddrPort, client int, timeout time.Duration) (conn net.Conn, err error) {
 	l.t.Helper()
 	from := net.TCPAddrFromAddrPort(netip.AddrPortFrom(clientAddr(client), 0))
 	_ = l.Client.Do(func() error {
-		conn, err = (&net.Dialer{LocalAddr: from, Timeout: timeout}).Dial("tcp4", webKey(1).AddrPort.String())
+		conn, err = (&net.Dialer{LocalAddr: from, Timeout: timeout}).Dial("tcp4", to.String())
 		return nil
 	})
 	if err == nil {
@@ -200,8 +205,7 @@ func TestLimitsTriedAgain(t *testing.T) {
 }
 
 func TestLimitOfRate(t *testing.T) {
-	l := newLimited(t, map[string]string{desired.AnnotationRatePerClient: "2/h", desired.AnnotationLimitAction: "drop"})
-	l.holds(1)
+	l := newLimited(t, map[string]string{desired.AnnotationRatePerClient: "1/m", desired.AnnotationLimitAction: "drop"})
 	l.holds(1)
 	if _, err := l.hold(1, 300*time.Millisecond); err == nil || !strings.Contains(err.Error(), "timeout") {
 		t.Errorf("beyond the rate: %v, want a timeout", err)
@@ -264,25 +268,70 @@ func TestLimitsOfIPv6Networks(t *testing.T) {
 	}
 }
 
-// TestLimitsUnderAttack sends datagrams from 100,000 addresses to a Service with limits.
+// TestLimitsUnderAttack sends datagrams from 100,000 addresses to a Service with limits. Those of a Service with the
+// same limits in another namespace hold, also for clients that it has not seen before.
 func TestLimitsUnderAttack(t *testing.T) {
-	l := newLimited(t, map[string]string{desired.AnnotationMaxPerClient: "10", desired.AnnotationRatePerClient: "5/h"})
+	annotations := map[string]string{desired.AnnotationMaxPerClient: "5", desired.AnnotationRatePerClient: "10/m"}
+	l := newLimited(t, annotations)
+	victim := webKey(2).AddrPort
+	l.state.DeleteService("default", "other")
+	l.state.SetService(&corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "victim", Name: "web", Annotations: annotations},
+		Spec:       corev1.ServiceSpec{ClusterIP: victim.Addr().String(), Ports: []corev1.ServicePort{{Port: 80}}},
+	})
+	slice := dataplanetest.Slice(0)
+	slice.Namespace = "victim"
+	l.state.SetEndpointSlice(slice)
+	if problems := l.change(); len(problems) > 0 {
+		t.Fatal(problems)
+	}
 	for range 5 {
 		l.holds(1)
 	}
 	l.refused(1)
 	const sources = 100000
 	l.flood(2, sources, 1)
-	s := &limitSchemas[desired.IPv4]
-	for _, set := range []*nfnl.Set{s.clients, s.rates} {
+	table, err := l.conn.Contents(limitSchemas[desired.IPv4].table)
+	if err != nil {
+		t.Fatal(err)
+	}
+	full := 0
+	for _, set := range table.Sets {
 		n := 0
-		if err := l.conn.Elements(s.table, set.Name, func(nfnl.Element) { n++ }); err != nil || n > mostLimited || n < mostLimited/2 {
+		if err := l.conn.Elements(limitSchemas[desired.IPv4].table, set.Name, func(nfnl.Element) { n++ }); err != nil || n > mostLimited {
 			t.Errorf("%s has %d elements, %v, want at most %d", set.Name, n, err, mostLimited)
 		}
+		if n > mostLimited/2 {
+			full++
+		}
+	}
+	if full == 0 {
+		t.Error("no set is full")
 	}
 	l.refused(1) // it has connected before
 	for range 6 {
 		l.holds(sources + 100) // it has not, and cannot be counted
+	}
+	for n := range 6 {
+		conn, err := l.holdTo(victim, sources+200, 10*time.Second)
+		if err == nil {
+			t.Cleanup(func() { conn.Close() })
+		}
+		if (err == nil) != (n < 5) {
+			t.Errorf("connection %d to another namespace's Service: %v", n+1, err)
+		}
+	}
+	// A restart keeps what was counted.
+	dataplanetest.Reconcile(t, l.Dataplane, l.state)
+	l.refused(1)
+	if _, faults, err := l.Rules(t.Context(), l.state.Reported()); err != nil || len(faults) > 0 {
+		t.Errorf("faults %q, %v", faults, err)
+	}
+	// Sets of places that nobody has any more are deleted.
+	l.annotate(nil)
+	table, err = l.conn.Contents(limitSchemas[desired.IPv4].table)
+	if err != nil || len(table.Sets) != 8 {
+		t.Errorf("%d sets, %v, want 8", len(table.Sets), err)
 	}
 }
 
