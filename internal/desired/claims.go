@@ -242,7 +242,7 @@ func (s *State) frontend(c claim, key FrontendKey) *Frontend {
 		f.LocalPool = pools[fromOutside].id
 	}
 	if spec.passes(c.kind) && pools[fromOutside].backends() == 0 {
-		f.Passes, f.LocalPool, f.IPVS = true, pools[passing].id, false
+		f.Passes, f.LocalPool, f.IPVS, f.Limits = true, pools[passing].id, false, Limits{}
 	}
 	if f.IPVS {
 		f.Scheduler = spec.scheduler

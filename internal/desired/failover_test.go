@@ -52,3 +52,30 @@ func TestPassedFlows(t *testing.T) {
 		}
 	}
 }
+
+// TestNoLimitsWhilePassing: a frontend whose connections are passed on has no limits. The others keep theirs.
+func TestNoLimitsWhilePassing(t *testing.T) {
+	s := New(Config{NodeName: "here"})
+	s.SetService(&corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", Annotations: map[string]string{AnnotationFailover: "passthrough", AnnotationMaxConnections: "9"}},
+		Spec: corev1.ServiceSpec{
+			ClusterIPs: []string{"10.96.0.1"}, ExternalIPs: []string{"192.0.2.1"}, ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicyLocal,
+			Ports: []corev1.ServicePort{{Port: 80}},
+		},
+	})
+	limited := func(external bool) {
+		t.Helper()
+		for _, c := range s.Change().Frontends {
+			if want := external || c.New.Kind == ClusterIP; (c.New.Limits != Limits{}) != want {
+				t.Errorf("%s: limits %q, want some: %t", c.New.FrontendKey, c.New.Limits, want)
+			}
+		}
+	}
+	limited(false)
+	s.SetEndpointSlice(&discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: "web", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
+		AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Port: ptr.To[int32](80)}},
+		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.244.1.1"}, NodeName: ptr.To("here")}},
+	})
+	limited(true)
+}

@@ -31,7 +31,8 @@ import (
 //	set clients-PLACE       { flags dynamic; size 8192 }               # by Service and client
 //	set rates-PLACE         { flags dynamic, timeout; size 8192 }
 //	chain prerouting        { type nat hook prerouting priority dstnat - 1;  jump limited }
-//	chain limited           { limits[ limited[ip daddr . meta l4proto . th dport] ] }
+//	chain limited           { ip daddr . meta l4proto . th dport @restricted jump check-source
+//	                          limits[ limited[ip daddr . meta l4proto . th dport] ] }
 //	chain limit-1 {
 //	  update @rates-PLACE { ID . ip saddr limit rate over 50/second } goto beyond
 //	  update @clients-PLACE { ID . ip saddr ct count over 20 } goto beyond
@@ -61,7 +62,7 @@ const (
 var limitReasons = []string{dataplane.TooManyConnections, dataplane.TooManyOfClient, dataplane.TooFast}
 
 // limitSchema is the table with limits of a family. Of the embedded one, it has the sets sticky (with
-// frontends of both kinds), remember, rejected and nodeAddresses, under its own names.
+// frontends of both kinds) and remember under its own names, and rejected, nodeAddresses, restricted and sources.
 type limitSchema struct {
 	schema
 	connections *nfnl.Set
@@ -85,7 +86,7 @@ func newLimitSchema(s schema) limitSchema {
 
 // all lists the sets, with those of places.
 func (l *limitSchema) all(places iter.Seq[place]) []*nfnl.Set {
-	all := []*nfnl.Set{l.addressSets[0].sticky, l.nodePortSets[0].sticky, l.nodeAddresses, l.remember, l.rejected, l.connections}
+	all := []*nfnl.Set{l.addressSets[0].sticky, l.nodePortSets[0].sticky, l.nodeAddresses, l.remember, l.rejected, l.restricted, l.sources, l.connections}
 	for p := range places {
 		if p.PerClient > 0 {
 			all = append(all, l.clients(p))
@@ -152,14 +153,14 @@ func (b *Dataplane) limit(change *desired.Change, all bool) {
 		for _, c := range change.Frontends {
 			old := k.frontends[c.Key()]
 			limited := c.New != nil && c.New.Limits != desired.Limits{} && limitSchemas[f].is(c.Key().Addr())
-			if old == nil && !limited || old != nil && limited && old.Service == c.New.Service && old.Limits == c.New.Limits {
+			if old == nil && !limited || old != nil && limited && old.Service == c.New.Service && old.Limits == c.New.Limits && old.Sources == c.New.Sources {
 				continue
 			}
 			if old != nil {
 				limitSchemas[f].element(&batch, del, old, k.numbers)
 				delete(k.frontends, c.Key())
 				k.users[placeOf(old)]--
-				again = again || k.users[placeOf(old)] == 0
+				again = again || k.users[placeOf(old)] == 0 || limited && old.Sources != nil
 			}
 			if limited {
 				k.frontends[c.Key()] = c.New
@@ -197,12 +198,17 @@ func (l *limitSchema) element(batch *nfnl.Batch, op op, f *desired.Frontend, num
 		return
 	}
 	set, key := l.setsOf(f.FrontendKey, desired.Cluster).sticky, l.frontendKey(nil, f.FrontendKey)
-	if op == del {
-		batch.DeleteElement(l.table, set, key)
+	id := limitID(f)
+	w := writer{batch: batch, keys: [len(schemas)]map[*nfnl.Set]map[string]bool{{}, {}}, key: key, value: number(number(secondWord(nil, id[0]), id[1]), n)}
+	w.element(op, &l.schema, set, f.Service.String())
+	if f.Sources == nil {
 		return
 	}
-	id := limitID(f)
-	batch.AddElement(l.table, set, key, number(number(secondWord(nil, id[0]), id[1]), n), f.Service.String())
+	w.member(op, &l.schema, l.restricted)
+	for _, p := range f.Sources.All() {
+		first, last := l.rangeOf(p)
+		w.interval(op, &l.schema, l.sources, slices.Concat(key, first), slices.Concat(key, last))
+	}
 }
 
 // rewriteLimits writes the table anew, except what rules have counted, or deletes it without limits.
@@ -302,7 +308,7 @@ func (l *limitSchema) write(batch *nfnl.Batch, numbers map[place]uint32) {
 	for _, c := range []nfnl.Chain{
 		{Name: chainPrerouting, Hook: &nfnl.Hook{Type: "nat", Num: unix.NF_INET_PRE_ROUTING, Priority: -101}},
 		{Name: chainOutput, Hook: &nfnl.Hook{Type: "nat", Num: unix.NF_INET_LOCAL_OUT, Priority: -101}},
-		{Name: chainLimited}, {Name: chainRefused}, {Name: chainDropped},
+		{Name: chainLimited}, {Name: chainSources}, {Name: chainRefused}, {Name: chainDropped},
 	} {
 		batch.AddChain(l.table, c)
 	}
@@ -310,6 +316,9 @@ func (l *limitSchema) write(batch *nfnl.Batch, numbers map[place]uint32) {
 		l.writeChain(w, fmt.Sprint(limitPrefix, n), p)
 		batch.AddVerdict(l.table, l.remember, word(n), nfnl.Goto, fmt.Sprint(limitPrefix, n))
 	}
+	w.rule(chainLimited, "", l.frontend(&l.addressSets[0]), in(l.restricted), jump(chainSources))
+	w.source(&l.addressSets[0])
+	w.rule(chainSources, "the next table drops it", accept())
 	for _, frontend := range l.limited() {
 		w.rule(chainLimited, "@limits[number in @limited]", frontend, []expr.Any{lookup(l.remember, regTimeout, unix.NFT_REG_VERDICT)})
 	}

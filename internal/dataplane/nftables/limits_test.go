@@ -268,6 +268,61 @@ func TestLimitsOfIPv6Networks(t *testing.T) {
 	}
 }
 
+// TestLimitsAndSources: packets from addresses that a Service does not admit do not count.
+func TestLimitsAndSources(t *testing.T) {
+	l := newLimited(t, nil)
+	balancer := netip.MustParseAddrPort("192.0.2.9:80")
+	admit := func(clients ...int) {
+		t.Helper()
+		svc := &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", Annotations: map[string]string{desired.AnnotationRatePerClient: "1/m"}},
+			Spec: corev1.ServiceSpec{
+				Type: corev1.ServiceTypeLoadBalancer, ClusterIP: webKey(1).Addr().String(), Ports: []corev1.ServicePort{{Name: "tcp", Port: 80}},
+			},
+			Status: corev1.ServiceStatus{LoadBalancer: corev1.LoadBalancerStatus{Ingress: []corev1.LoadBalancerIngress{{IP: "192.0.2.9"}}}},
+		}
+		for _, client := range clients {
+			svc.Spec.LoadBalancerSourceRanges = append(svc.Spec.LoadBalancerSourceRanges, clientAddr(client).String()+"/32")
+		}
+		l.state.SetService(svc)
+		if problems := l.change(); len(problems) > 0 {
+			t.Fatal(problems)
+		}
+		if _, faults, err := l.Rules(t.Context(), l.state.Reported()); err != nil || len(faults) > 0 {
+			t.Errorf("faults %q, %v", faults, err)
+		}
+	}
+	try := func(client int, timeout time.Duration, want string) {
+		t.Helper()
+		conn, err := l.holdTo(balancer, client, timeout)
+		if err == nil {
+			conn.Close()
+		}
+		if got := fmt.Sprint(err); !strings.Contains(got, want) {
+			t.Errorf("client %d: %s, want %s", client, got, want)
+		}
+	}
+	admit(1, 3)
+	for range 3 {
+		try(2, 300*time.Millisecond, "timeout")
+	}
+	if tooFast, dropped := l.counts(dataplane.TooFast), l.counts(dataplane.SourceNotAllowed); tooFast > 0 || dropped < 3 {
+		t.Errorf("%d connections were too many and %d not admitted, want 0 and 3", tooFast, dropped)
+	}
+	try(1, 10*time.Second, "<nil>")
+	try(1, 10*time.Second, "refused")
+	admit(1, 2)
+	try(2, 10*time.Second, "<nil>")
+	try(2, 10*time.Second, "refused")
+	try(3, 300*time.Millisecond, "timeout")
+	admit()
+	try(3, 10*time.Second, "<nil>")
+	l.annotate(map[string]string{desired.AnnotationRatePerClient: "1/m"})
+	if _, faults, err := l.Rules(t.Context(), l.state.Reported()); err != nil || len(faults) > 0 {
+		t.Errorf("faults %q, %v", faults, err)
+	}
+}
+
 // TestLimitsUnderAttack sends datagrams from 100,000 addresses to a Service with limits. Those of a Service with the
 // same limits in another namespace hold, also for clients that it has not seen before.
 func TestLimitsUnderAttack(t *testing.T) {
@@ -330,8 +385,8 @@ func TestLimitsUnderAttack(t *testing.T) {
 	// Sets of places that nobody has any more are deleted.
 	l.annotate(nil)
 	table, err = l.conn.Contents(limitSchemas[desired.IPv4].table)
-	if err != nil || len(table.Sets) != 8 {
-		t.Errorf("%d sets, %v, want 8", len(table.Sets), err)
+	if err != nil || len(table.Sets) != 10 {
+		t.Errorf("%d sets, %v, want 10", len(table.Sets), err)
 	}
 }
 
