@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -134,7 +135,7 @@ func (s *State) touchRanges(a netip.Addr) {
 	}
 }
 
-// loss is a Service that loses ports, and the range that has them, or loses one.
+// loss is a Service that loses ports, and the range that has them, or that loses.
 type loss struct {
 	service *service
 	of      *frontend
@@ -145,7 +146,7 @@ func (s *State) decideRanges() {
 	losses := map[loss]*frontend{} // the lowest port of each: there can be many
 	for a := range s.dirtyRanges {
 		at := s.addresses[a]
-		s.decideRangesAt(at)
+		s.decideRangesAt(at, losses)
 		for f := range at.ports {
 			s.decidePort(f, losses)
 		}
@@ -156,13 +157,15 @@ func (s *State) decideRanges() {
 			s.decidePort(f, losses)
 		}
 	}
-	for _, f := range losses {
+	for _, f := range slices.SortedFunc(maps.Values(losses), func(a, b *frontend) int {
+		return cmp.Or(a.key.Compare(b.key.AddrPort), cmp.Compare(a.key.Protocol, b.key.Protocol), cmp.Compare(a.key.Last, b.key.Last))
+	}) {
 		s.reportContest(f, f.winner.key, f.winner.claims[0], f.claims[0])
 	}
 }
 
 // decideRangesAt decides in the order of precedence, so that only ranges that are served outrank others.
-func (s *State) decideRangesAt(at *address) {
+func (s *State) decideRangesAt(at *address, losses map[loss]*frontend) {
 	at.ranges = slices.DeleteFunc(at.ranges, func(r *frontend) bool { return len(r.claims) == 0 })
 	slices.SortFunc(at.ranges, func(a, b *frontend) int { return a.claims[0].compare(b.claims[0]) })
 	at.served = nil
@@ -175,7 +178,7 @@ func (s *State) decideRangesAt(at *address) {
 			at.served = slices.Insert(at.served, i, r)
 		default:
 			r.winner = w
-			s.reportContest(r, w.key, w.claims[0], r.claims[0])
+			losses[loss{r.claims[0].port.service, r}] = r
 		}
 	}
 }

@@ -140,6 +140,12 @@ func (d *scopeSets) affinitySelectors() []uint32 {
 func (w *ruleWriter) rangeRules(c dataplane.Config, full *desired.Change, mark uint32) {
 	cluster := &w.rangeSets[desired.Cluster]
 	for range 2 { // see dispatch
+		for i := range w.addressSets {
+			port := &w.addressSets[i]
+			w.rule(chainRanges, "if in @"+port.frontends.Name+": the port was passed on", w.frontend(port), inMap(port.frontends), ret())
+		}
+	}
+	for range 2 {
 		w.rule(chainRanges, "", w.frontend(cluster), in(w.external), goTo(rangePrefix+chainExternal))
 		w.rule(chainRanges, "", w.load(w.daddr), in(w.clusterIPs), goTo(rangePrefix+chainClusterIP))
 	}
