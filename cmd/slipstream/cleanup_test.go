@@ -163,15 +163,16 @@ func (s *site) shell(line string) string {
 // TestCleanupWithoutCommands checks that cleanup needs no command of iptables, also where
 // iptables-legacy has tables.
 func TestCleanupWithoutCommands(t *testing.T) {
-	kerneltest.Require(t, kerneltest.IPTablesLegacy)
+	kerneltest.Require(t, kerneltest.IPTablesLegacy, kerneltest.NFTBinary)
 	s := newSite(t)
+	s.nft("add table ip6 slipstream-limits")
 	for _, table := range []string{"nat", "filter"} {
 		_, err := s.node.Run(t.Context(), "iptables-legacy", "-w", "10", "-t", table, "-N", "SLIP-SERVICES")
 		s.check(err)
 	}
 	exe := "/proc/" + strconv.Itoa(os.Getpid()) + "/exe"
 	out, err := s.node.Run(t.Context(), "env", "PATH=/nowhere", asMain+"=1", exe, "cleanup")
-	if err != nil || !strings.Contains(string(out), "Removed: iptables: 2 chains SLIP-*") {
+	if err != nil || !strings.Contains(string(out), "Removed: iptables: 2 chains SLIP-*") || !strings.Contains(string(out), "Removed: nftables table ip6 slipstream-limits\n") {
 		t.Errorf("error %v, output: %s", err, out)
 	}
 

@@ -419,7 +419,7 @@ func TestTooManyLimits(t *testing.T) {
 	l := newLimited(t, nil)
 	for n := 1; n <= desired.MaxLimits+1; n++ {
 		l.state.SetService(&corev1.Service{
-			ObjectMeta: metav1.ObjectMeta{Namespace: fmt.Sprint("ns", n%5), Name: fmt.Sprint("s", n), Annotations: map[string]string{desired.AnnotationMaxConnections: fmt.Sprint(n)}},
+			ObjectMeta: metav1.ObjectMeta{Namespace: fmt.Sprint("ns", n%5), Name: fmt.Sprint("s", n), Annotations: map[string]string{desired.AnnotationMaxConnections: fmt.Sprint(n), desired.AnnotationMaxPerClient: "5", desired.AnnotationRatePerClient: "5/s"}},
 			Spec:       corev1.ServiceSpec{ClusterIPs: []string{fmt.Sprintf("10.96.1.%d", n), fmt.Sprintf("fd00:96::%d", n)}, Ports: []corev1.ServicePort{{Port: 80, NodePort: int32(30000 + n)}}},
 		})
 	}

@@ -53,8 +53,10 @@ func Kernel() (lines []string, err error) {
 	for _, command := range slices.Sorted(maps.Keys(chains)) {
 		lines = append(lines, fmt.Sprintf("%s: %d chains %s*", command, chains[command], firewall.OurChains))
 	}
-	if _, failed := conn.Table(nfnl.Table{Family: nfnl.INET, Name: firewall.FastPathTable}); failed == nil {
-		lines = append(lines, "nftables table inet "+firewall.FastPathTable+", the fast path")
+	for _, t := range []nfnl.Table{{Family: nfnl.IPv4, Name: firewall.LimitsTable}, {Family: nfnl.IPv6, Name: firewall.LimitsTable}, {Family: nfnl.INET, Name: firewall.FastPathTable}} {
+		if _, failed := conn.Table(t); failed == nil {
+			lines = append(lines, fmt.Sprintf("nftables table %s %s", t.Family, t.Name))
+		}
 	}
 	if owned, failed := ipvs.Owned(); failed == nil && owned {
 		lines = append(lines, "IPVS virtual servers, and the interface kube-ipvs0")
