@@ -105,6 +105,7 @@ func (c *Controller) Run(ctx context.Context) error {
 	}
 	c.mu.Lock()
 	c.log = klog.FromContext(ctx)
+	run := c.engine.run
 	c.mu.Unlock()
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -119,7 +120,7 @@ func (c *Controller) Run(ctx context.Context) error {
 			}
 		})
 	})
-	wg.Go(func() { c.engine.run(ctx) })
+	wg.Go(func() { run(ctx) })
 	if c.config.Refresh > 0 {
 		wg.Go(func() { repeat(ctx, c.config.Refresh, c.refresh) })
 	}
