@@ -116,6 +116,11 @@ resources: {limits: {memory: 1Gi}}
 		t.Error("monitoring is there, unasked")
 	}
 	text := asYAML(t, o.get(t, "DaemonSet slipstream"))
+	for _, values := range []string{"privileged: true", "initContainer: false"} {
+		if other := helm(t, "apiServer: "+placeholder+"\n"+values); strings.Contains(asYAML(t, other.get(t, "DaemonSet slipstream")), "initContainers") {
+			t.Errorf("%s: there is an init container", values)
+		}
+	}
 	for _, want := range []string{"image: registry.example/slipstream:v1", "name: pull", "- -v=2", "privileged: true", "a: b", "c: d", "memory: 1Gi"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the DaemonSet lacks %q:\n%s", want, text)
@@ -128,7 +133,7 @@ resources: {limits: {memory: 1Gi}}
 	config := documents(t, data["config.conf"])
 	proxy := config["KubeProxyConfiguration"].(map[string]any)
 	if proxy["clusterCIDR"] != "10.244.0.0/16" || proxy["mode"] != "nftables" ||
-		!reflect.DeepEqual(proxy["conntrack"], map[string]any{"maxPerCore": 0., "min": 131072., "tcpCloseWaitTimeout": "0s", "tcpEstablishedTimeout": "0s"}) {
+		!reflect.DeepEqual(proxy["conntrack"], map[string]any{"min": 131072.}) {
 		t.Errorf("KubeProxyConfiguration is %v", proxy)
 	}
 	own := config["SlipstreamConfiguration"].(map[string]any)

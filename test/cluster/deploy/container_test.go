@@ -24,6 +24,7 @@ type container struct {
 	ReadOnly     bool                 // the root file system
 	Mounts       map[string]hostMount // by their path in the container
 	Capabilities []int                // all that the program has (unix.CAP_...)
+	Privileged   bool                 // may write the kernel's settings
 	Command, Env []string
 }
 
@@ -117,7 +118,7 @@ func (c *container) mount() error {
 		unix.Mount(c.Root, c.Root, "", unix.MS_BIND, ""),
 		unix.Mount("proc", proc, "proc", quiet, ""),
 		unix.Mount("sysfs", sys, "sysfs", quiet, ""),
-		bind(settings, settings, true), bind(sys, sys, true),
+		bind(settings, settings, !c.Privileged), bind(sys, sys, !c.Privileged),
 	}
 	for path, m := range c.Mounts {
 		errs = append(errs, bind(m.Source, filepath.Join(c.Root, path), m.ReadOnly))

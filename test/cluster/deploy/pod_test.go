@@ -7,12 +7,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -122,23 +124,48 @@ func newPodOf(c *cluster, all objects, daemonSet string, rootFS func() (string, 
 	c.check(os.CopyFS(p.run.Root, os.DirFS(image)))
 	path, err := imagePath()
 	c.check(err)
-	p.run.Capabilities = p.capabilities()
+	p.run.Capabilities = p.capabilities(main)
 	for _, m := range main.VolumeMounts {
 		p.run.Mounts[m.MountPath] = hostMount{Source: p.volume(all, m.Name), ReadOnly: m.ReadOnly}
 	}
-	env := strings.NewReplacer("$(NODE_NAME)", c.node.Name())
-	for _, word := range append(main.Command, main.Args...) {
-		p.run.Command = append(p.run.Command, env.Replace(word))
-	}
+	p.run.Command = p.command(main)
 	host, port := apiServer.Addr().String(), fmt.Sprint(apiServer.Port())
 	p.run.Env = []string{path, "NODE_NAME=" + c.node.Name(), "KUBERNETES_SERVICE_HOST=" + host, "KUBERNETES_SERVICE_PORT=" + port}
 	c.check(p.run.prepare())
 	return p
 }
 
+// command is a container's.
+func (p *pod) command(c *corev1.Container) (words []string) {
+	env := strings.NewReplacer("$(NODE_NAME)", p.node.Name())
+	for _, word := range slices.Concat(c.Command, c.Args) {
+		words = append(words, env.Replace(word))
+	}
+	return words
+}
+
+// initialize runs the init container, which has the image of the main container and some of its mounts.
+func (p *pod) initialize() {
+	p.Helper()
+	run, init := p.run, &p.spec.InitContainers[0]
+	run.Command, run.Capabilities, run.Privileged = p.command(init), p.capabilities(init), *init.SecurityContext.Privileged
+	run.Mounts = maps.Clone(run.Mounts)
+	maps.DeleteFunc(run.Mounts, func(path string, _ hostMount) bool {
+		return !slices.ContainsFunc(init.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == path })
+	})
+	cmd, err := run.cmd()
+	p.check(err)
+	cmd.Stdout, cmd.Stderr = p, p
+	process, err := p.node.Start(cmd)
+	p.check(err)
+	if err := process.Wait(); err != nil {
+		p.Fatalf("init container: %v\n%s", err, p.output())
+	}
+}
+
 // capabilities are all of a privileged container, otherwise those that are asked for.
-func (p *pod) capabilities() (all []int) {
-	security := p.main().SecurityContext
+func (p *pod) capabilities(c *corev1.Container) (all []int) {
+	security := c.SecurityContext
 	if ptr.Deref(security.Privileged, false) {
 		for c := range unix.CAP_LAST_CAP + 1 {
 			all = append(all, c)

@@ -9,13 +9,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/slipstream-proxy/slipstream/test/kernel/finding"
 	"helm.sh/helm/v3/pkg/chart/loader"
 	"helm.sh/helm/v3/pkg/chartutil"
 	"helm.sh/helm/v3/pkg/engine"
-	appsv1 "k8s.io/api/apps/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/kustomize/api/krusty"
 	"sigs.k8s.io/kustomize/kyaml/filesys"
 	"sigs.k8s.io/yaml"
@@ -113,23 +110,6 @@ func helmFiles(t testing.TB, values string) (map[string]string, error) {
 		return nil, err
 	}
 	return engine.Engine{Strict: true}.Render(chart, all)
-}
-
-// TestChartTunesConntrack checks that a node has kube-proxy's size of the conntrack table with the chart, too:
-// an init container sets it (--init-only), which may write it.
-func TestChartTunesConntrack(t *testing.T) {
-	finding.Open(t, "tenants M13: the chart leaves conntrack's parameters at the kernel's defaults")
-	var daemonSet appsv1.DaemonSet
-	u := helm(t, "apiServer: "+placeholder).get(t, "DaemonSet slipstream")
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &daemonSet); err != nil {
-		t.Fatal(err)
-	}
-	for _, c := range daemonSet.Spec.Template.Spec.InitContainers {
-		if slices.Contains(append(c.Command, c.Args...), "--init-only") && c.SecurityContext != nil && c.SecurityContext.Privileged != nil && *c.SecurityContext.Privileged {
-			return
-		}
-	}
-	t.Error("no privileged init container has --init-only")
 }
 
 // documents are the YAML documents of a text, by kind.

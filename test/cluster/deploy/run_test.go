@@ -33,11 +33,16 @@ func (c *cluster) applyAll(all objects) {
 // kube-proxy's leftovers are removed, and the pod uses all of its rights.
 func TestPod(t *testing.T) {
 	c := newCluster(t, "--feature-gates=WatchList=false") // the right to list is for such servers
-	all := chart(t, "config: {clusterCIDR: 10.244.0.0/16, nodePortAddresses: [primary]}")
+	// The size of conntrack's table is the machine's.
+	all := chart(t, "config: {clusterCIDR: 10.244.0.0/16, nodePortAddresses: [primary], conntrack: {maxPerCore: 0, tcpEstablishedTimeout: 23h}}")
 	c.applyAll(all)
 	client, address := c.service()
 	leftovers(c)
 	p := newPod(c, all, "slipstream")
+	p.initialize()
+	if got := c.command("cat /proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established"); strings.TrimSpace(got) != "82800" {
+		t.Errorf("after the init container, the timeout of established connections is %s", got)
+	}
 	p.start()
 	c.await("the readiness probe", func() error { return p.probe(p.main().ReadinessProbe) })
 	if err := p.probe(p.main().LivenessProbe); err != nil {
@@ -91,11 +96,15 @@ func TestPodIPTables(t *testing.T) {
 	for _, variant := range []string{"nft", "legacy"} {
 		t.Run(variant, func(t *testing.T) {
 			c := newCluster(t)
-			all := chart(t, "config: {mode: iptables, clusterCIDR: 10.244.0.0/16, nodePortAddresses: [primary]}")
+			all := chart(t, "config: {mode: iptables, clusterCIDR: 10.244.0.0/16, conntrack: {maxPerCore: 0}}")
 			c.applyAll(all)
 			client, address := c.service()
 			c.command("iptables-" + variant + " -w 10 -t mangle -N KUBE-IPTABLES-HINT")
 			p := newPodOf(c, all, "slipstream", rootFSIPTables)
+			p.initialize() // also for NodePorts on loopback addresses
+			if got := c.command("cat /proc/sys/net/ipv4/conf/all/route_localnet"); strings.TrimSpace(got) != "1" {
+				t.Errorf("after the init container, route_localnet is %s", got)
+			}
 			p.start()
 			c.await("the readiness probe", func() error { return p.probe(p.main().ReadinessProbe) })
 			c.await("the Service", func() error { _, err := client.Connect(lab.TCP, address); return err })
