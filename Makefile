@@ -45,7 +45,7 @@ race: deps ## Run the packages that start goroutines under the race detector (ro
 	$(HOST) -race -timeout 20m ./internal/proxy/... ./internal/source/... ./internal/fastpath/... ./internal/node/... ./internal/observe/...
 
 oracle: deps ## Compare with upstream kube-proxy on random clusters; SEED=1000 CLUSTERS=50 for others and more, MODE=nftables, iptables-legacy or iptables-nft (root)
-	cd test/cluster/oracle && $(GO) run ./build tools previous && $(GO) test ./cluster ./stage ./upstream
+	cd test/cluster/oracle && $(GO) run ./build tools previous
 	$(HOST) -dir test/cluster/oracle -v -timeout 1h . -- $(if $(SEED),-seed $(SEED)) $(if $(CLUSTERS),-clusters $(CLUSTERS)) $(if $(MODE),-mode $(MODE))
 
 # Only the test kernel has IPVS. Everything is built here: compiling there is slow.

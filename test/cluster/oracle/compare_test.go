@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/cluster"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
@@ -26,7 +25,7 @@ func (d difference) String() string {
 }
 
 // report fails the test with the differences, Service by Service.
-func report(t *testing.T, c *cluster.Cluster, found []difference) {
+func report(t *testing.T, c *Cluster, found []difference) {
 	t.Helper()
 	type service struct{ namespace, name string }
 	var order []service
@@ -53,7 +52,7 @@ const looks = 3
 
 // compare returns the differences between the two observations of a cluster. Known differences
 // are left out, and mentioned in the log.
-func compare(t *testing.T, c *cluster.Cluster, both [2]*performance) []difference {
+func compare(t *testing.T, c *Cluster, both [2]*performance) []difference {
 	t.Helper()
 	begin := time.Now()
 	probes := Plan(c)
@@ -64,7 +63,7 @@ func compare(t *testing.T, c *cluster.Cluster, both [2]*performance) []differenc
 
 // compareProbes looks that many times, from the second time on at what differed only,
 // but for what is known, and more carefully.
-func compareProbes(t *testing.T, c *cluster.Cluster, both [2]*performance, probes []Probe, looks int, pace Pace) (found []difference) {
+func compareProbes(t *testing.T, c *Cluster, both [2]*performance, probes []Probe, looks int, pace Pace) (found []difference) {
 	t.Helper()
 	var outcomes [2][]Outcome
 	known := map[string]int{}
@@ -94,7 +93,7 @@ func compareProbes(t *testing.T, c *cluster.Cluster, both [2]*performance, probe
 			outcomes[0], outcomes[1] = append(outcomes[0], of[0][i]), append(outcomes[1], of[1][i])
 		}
 		pace = Careful
-		if c.Settings.Mode == cluster.IPVS { // a User Mode Linux kernel stands still for seconds
+		if c.Settings.Mode == IPVS { // a User Mode Linux kernel stands still for seconds
 			pace.Timeout, pace.AtOnce = 5*time.Second, 16
 		}
 	}
@@ -134,7 +133,7 @@ func mentionPassing(t *testing.T, probes []Probe, was, is [2][]Outcome) {
 }
 
 // describe is a Service and its slices in YAML.
-func describe(c *cluster.Cluster, svc *corev1.Service) string {
+func describe(c *Cluster, svc *corev1.Service) string {
 	parts := []string{asYAML(map[string]any{"metadata": short(svc.ObjectMeta), "spec": svc.Spec, "status": svc.Status})}
 	for _, s := range c.SlicesOf(svc) {
 		parts = append(parts, asYAML(map[string]any{"metadata": short(s.ObjectMeta), "addressType": s.AddressType, "ports": s.Ports, "endpoints": s.Endpoints}))

@@ -39,9 +39,7 @@
 //	previous  the previous release's: the same
 //	oldest    kube-apiserver of the oldest release that Slipstream supports: the same
 //	upstream  builds the programs, and runs etcd and kube-apiserver as child processes
-//	cluster   random clusters
-//	stage     the machines
 //
-// plan_test.go has what is looked at, and look_test.go how: which servers answer which clients, and the source addresses
-// that they see.
+// stage_test.go has the machines, cluster_test.go random clusters, plan_test.go what is looked at, and look_test.go how:
+// which servers answer which clients, and the source addresses that they see.
 package oracle

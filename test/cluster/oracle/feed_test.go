@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 
 	"github.com/slipstream-proxy/slipstream/internal/source"
-	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/cluster"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
@@ -20,7 +19,7 @@ type feed struct {
 	before, after []source.Event // Synced comes between
 }
 
-func newFeed(c *cluster.Cluster) *feed {
+func newFeed(c *Cluster) *feed {
 	f := &feed{Rand: rand.New(rand.NewPCG(c.Seed, 1))}
 	for _, o := range c.Objects() {
 		if earlier := f.earlier(o); earlier != nil {

@@ -9,8 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/cluster"
-	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/stage"
 	"k8s.io/utils/ptr"
 )
 
@@ -18,7 +16,7 @@ import (
 // docs/services.md that says where Slipstream differs, by its first column.
 var known = []struct {
 	row string
-	is  func(*cluster.Cluster, difference) bool
+	is  func(*Cluster, difference) bool
 }{
 	{"an endpoint without `nodeName` that is sent to itself", isHairpinOfUnknownNode},
 	{"a port that a ClusterIP does not have", isUnusedPort},
@@ -33,7 +31,7 @@ var known = []struct {
 }
 
 // knownDifference returns the row that says why the two differ, or nothing.
-func knownDifference(c *cluster.Cluster, d difference) string {
+func knownDifference(c *Cluster, d difference) string {
 	for _, k := range known {
 		if k.is(c, d) {
 			return k.row
@@ -45,8 +43,8 @@ func knownDifference(c *cluster.Cluster, d difference) string {
 // isHairpinOfUnknownNode says whether the only difference is that a pod that is an
 // endpoint without nodeName reaches itself, seen as the node, where it did not with
 // kube-proxy.
-func isHairpinOfUnknownNode(c *cluster.Cluster, d difference) bool {
-	if d.probe.From != stage.PodEndpoint || !hasEndpointWithoutNode(c, d.probe) {
+func isHairpinOfUnknownNode(c *Cluster, d difference) bool {
+	if d.probe.From != PodEndpoint || !hasEndpointWithoutNode(c, d.probe) {
 		return false
 	}
 	kube, ours := d.outcomes[0], d.outcomes[1]
@@ -54,24 +52,24 @@ func isHairpinOfUnknownNode(c *cluster.Cluster, d difference) bool {
 		return false
 	}
 	rest := maps.Clone(ours.Answers)
-	rest[stage.Node1] = slices.DeleteFunc(slices.Clone(rest[stage.Node1]), func(server string) bool {
-		return strings.HasPrefix(server, stage.PodEndpoint+":")
+	rest[Node1] = slices.DeleteFunc(slices.Clone(rest[Node1]), func(server string) bool {
+		return strings.HasPrefix(server, PodEndpoint+":")
 	})
-	if len(rest[stage.Node1]) == 0 {
-		delete(rest, stage.Node1)
+	if len(rest[Node1]) == 0 {
+		delete(rest, Node1)
 	}
-	return len(ours.Answers[stage.Node1]) > len(rest[stage.Node1]) && maps.EqualFunc(rest, kube.Answers, slices.Equal[[]string])
+	return len(ours.Answers[Node1]) > len(rest[Node1]) && maps.EqualFunc(rest, kube.Answers, slices.Equal[[]string])
 }
 
 // hasEndpointWithoutNode says whether the probe's vantage is an endpoint of the Service
 // in a slice that does not say on which node.
-func hasEndpointWithoutNode(c *cluster.Cluster, p Probe) bool {
+func hasEndpointWithoutNode(c *Cluster, p Probe) bool {
 	svc := c.Named(p.Namespace, p.Service)
 	if svc == nil {
 		return false
 	}
-	i := slices.IndexFunc(stage.Endpoints, func(e stage.Endpoint) bool { return e.Name == p.From })
-	address := stage.Endpoints[i].Address[stage.Family(p.To.Addr())].String()
+	i := slices.IndexFunc(Endpoints, func(e Endpoint) bool { return e.Name == p.From })
+	address := Endpoints[i].Address[familyOf(p.To.Addr())].String()
 	for _, s := range c.SlicesOf(svc) {
 		for _, e := range s.Endpoints {
 			if e.Addresses[0] == address && ptr.Deref(e.NodeName, "") == "" {
@@ -98,12 +96,12 @@ func TestKnownAreDocumented(t *testing.T) {
 
 // TestKnownIsNarrow checks that the rule of a known difference does not match similar ones.
 func TestKnownIsNarrow(t *testing.T) {
-	var c *cluster.Cluster
+	var c *Cluster
 	var p Probe
 	for seed := uint64(1); p.From == ""; seed++ { // until a cluster has such an endpoint
-		c = cluster.Random(seed)
+		c = RandomCluster(seed)
 		for _, candidate := range Plan(c) {
-			if candidate.Kind == Reach && candidate.From == stage.PodEndpoint && hasEndpointWithoutNode(c, candidate) {
+			if candidate.Kind == Reach && candidate.From == PodEndpoint && hasEndpointWithoutNode(c, candidate) {
 				p = candidate
 			}
 		}
@@ -112,7 +110,7 @@ func TestKnownIsNarrow(t *testing.T) {
 		return Outcome{Answers: answers, Failures: failures}
 	}
 	other := p
-	other.From = stage.PodNoEndpoint
+	other.From = PodNoEndpoint
 	for _, tc := range []struct {
 		name       string
 		probe      Probe

@@ -8,8 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/cluster"
-	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/stage"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -22,7 +20,7 @@ import (
 
 // isUnusedPort reports whether Slipstream refuses a packet to a port of a ClusterIP that its
 // Service does not have, and kube-proxy accepts it.
-func isUnusedPort(c *cluster.Cluster, d difference) bool {
+func isUnusedPort(c *Cluster, d difference) bool {
 	if !letPass(c, d, Refused) {
 		return false
 	}
@@ -34,14 +32,14 @@ func isUnusedPort(c *cluster.Cluster, d difference) bool {
 
 // isUnusedClusterIP reports whether Slipstream drops a packet to an address of a ServiceCIDR
 // that no known Service has, and kube-proxy accepts it.
-func isUnusedClusterIP(c *cluster.Cluster, d difference) bool {
+func isUnusedClusterIP(c *Cluster, d difference) bool {
 	of := func(a netip.Addr) bool {
-		return stage.ServiceCIDRs[stage.Family(a)].Contains(a) && ownerOf(c, a) == nil
+		return ServiceCIDRs[familyOf(a)].Contains(a) && ownerOf(c, a) == nil
 	}
 	if d.probe.Kind == Share {
 		// The Service is another proxy's: with kube-proxy all its addresses lead
 		// elsewhere, where one machine answers.
-		return c.Settings.Mode != cluster.NFTables && (of(d.probe.To.Addr()) || of(d.probe.Then.Addr())) &&
+		return c.Settings.Mode != NFTables && (of(d.probe.To.Addr()) || of(d.probe.Then.Addr())) &&
 			d.outcomes[0].Note == SameServer && d.outcomes[1].Note == NotBoth
 	}
 	return of(d.probe.To.Addr()) && letPass(c, d, Timeout)
@@ -50,9 +48,9 @@ func isUnusedClusterIP(c *cluster.Cluster, d difference) bool {
 // isRefusedOnNode reports whether Slipstream refuses a connection from the node itself to an
 // external or load balancer address of a Service without endpoints, and kube-proxy, which
 // refuses it from elsewhere, accepts it.
-func isRefusedOnNode(c *cluster.Cluster, d difference) bool {
+func isRefusedOnNode(c *Cluster, d difference) bool {
 	svc := unusable(c, d.probe)
-	return d.probe.From == stage.OnNode && svc != nil &&
+	return d.probe.From == OnNode && svc != nil &&
 		letPass(c, d, Refused) &&
 		(slices.Contains(svc.Spec.ExternalIPs, d.probe.To.Addr().String()) || isBalanced(svc, d.probe.To.Addr()))
 }
@@ -60,18 +58,18 @@ func isRefusedOnNode(c *cluster.Cluster, d difference) bool {
 // isSourceFirst reports whether Slipstream drops a connection to a load balancer's address of a
 // Service without endpoints from a client outside its source ranges, and kube-proxy refuses it,
 // as from all clients, or accepts it, from the node.
-func isSourceFirst(c *cluster.Cluster, d difference) bool {
+func isSourceFirst(c *Cluster, d difference) bool {
 	svc := unusable(c, d.probe)
 	if svc == nil || len(svc.Spec.LoadBalancerSourceRanges) == 0 || !isBalanced(svc, d.probe.To.Addr()) {
 		return false
 	}
 	kube, ours := d.outcomes[0], d.outcomes[1]
-	refused := c.Settings.Mode != cluster.NFTables && fails(kube, Refused) && fails(ours, failureOf(d, Timeout))
-	return refused || d.probe.From == stage.OnNode && letPass(c, d, Timeout)
+	refused := c.Settings.Mode != NFTables && fails(kube, Refused) && fails(ours, failureOf(d, Timeout))
+	return refused || d.probe.From == OnNode && letPass(c, d, Timeout)
 }
 
 // unusable returns the Service of a probe's port, if it has no endpoints, or nil.
-func unusable(c *cluster.Cluster, p Probe) *corev1.Service {
+func unusable(c *Cluster, p Probe) *corev1.Service {
 	svc := c.Named(p.Namespace, p.Service)
 	if svc == nil {
 		return nil
@@ -79,7 +77,7 @@ func unusable(c *cluster.Cluster, p Probe) *corev1.Service {
 	i := slices.IndexFunc(svc.Spec.Ports, func(port corev1.ServicePort) bool {
 		return uint16(port.Port) == p.To.Port() && lab.Protocol(port.Protocol) == p.Protocol
 	})
-	if i < 0 || usable(c, svc, svc.Spec.Ports[i], stage.Family(p.To.Addr())) {
+	if i < 0 || usable(c, svc, svc.Spec.Ports[i], familyOf(p.To.Addr())) {
 		return nil
 	}
 	return svc
@@ -87,7 +85,7 @@ func unusable(c *cluster.Cluster, p Probe) *corev1.Service {
 
 // usable says whether a Service's port has, in a family (0 or 1), an endpoint on any node that
 // is ready, or terminating and still serves.
-func usable(c *cluster.Cluster, svc *corev1.Service, port corev1.ServicePort, family int) bool {
+func usable(c *Cluster, svc *corev1.Service, port corev1.ServicePort, family int) bool {
 	serves := func(e discoveryv1.Endpoint) bool {
 		ready := ptr.Deref(e.Conditions.Ready, true)
 		return ready || ptr.Deref(e.Conditions.Terminating, false) && ptr.Deref(e.Conditions.Serving, true)
@@ -120,9 +118,9 @@ func isBalanced(svc *corev1.Service, a netip.Addr) bool {
 // isWhereNoneAnswers reports whether kube-proxy refuses or drops a connection to the node port
 // of a Service without endpoints, or without some on n1, at an address of n1 that does not
 // serve node ports, and Slipstream does not handle it.
-func isWhereNoneAnswers(c *cluster.Cluster, d difference) bool {
+func isWhereNoneAnswers(c *Cluster, d difference) bool {
 	svc := c.Named(d.probe.Namespace, d.probe.Service)
-	if c.Settings.Mode != cluster.IPTables || svc == nil || c.Settings.HasNodePorts(d.probe.To.Addr()) {
+	if c.Settings.Mode != IPTables || svc == nil || c.Settings.HasNodePorts(d.probe.To.Addr()) {
 		return false
 	}
 	i := slices.IndexFunc(svc.Spec.Ports, func(p corev1.ServicePort) bool {
@@ -133,13 +131,13 @@ func isWhereNoneAnswers(c *cluster.Cluster, d difference) bool {
 	}
 	kube := ""
 	switch {
-	case !usable(c, svc, svc.Spec.Ports[i], stage.Family(d.probe.To.Addr())):
+	case !usable(c, svc, svc.Spec.Ports[i], familyOf(d.probe.To.Addr())):
 		kube = Refused
 	case svc.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal:
 		kube = Timeout
 	}
 	ours := Refused // nothing listens there
-	if c.Settings.Firewall && d.probe.From != stage.OnNode {
+	if c.Settings.Firewall && d.probe.From != OnNode {
 		ours = Timeout
 	}
 	return fails(d.outcomes[0], kube) && fails(d.outcomes[1], ours)
@@ -152,7 +150,7 @@ const notPermitted = "operation not permitted"
 // failureOf is a failure as Slipstream's outcome of a probe has it.
 func failureOf(d difference, failure string) string {
 	switch ours := d.outcomes[1]; {
-	case d.probe.From == stage.OnNode && d.probe.Protocol == lab.UDP && fails(ours, notPermitted):
+	case d.probe.From == OnNode && d.probe.Protocol == lab.UDP && fails(ours, notPermitted):
 		return notPermitted
 	case d.probe.Kind == Stick && failure == Timeout && fails(ours, OneOfThem):
 		return OneOfThem // which a timeout may be; other vantages tell
@@ -168,9 +166,9 @@ func fails(o Outcome, failure string) bool {
 // letPass reports whether, in iptables or IPVS mode, all connections reached another machine with
 // kube-proxy, or would have without the firewall, and met nothing but the failure with
 // Slipstream.
-func letPass(c *cluster.Cluster, d difference, failure string) bool {
+func letPass(c *Cluster, d difference, failure string) bool {
 	kube, ours := d.outcomes[0], d.outcomes[1]
-	if c.Settings.Mode == cluster.NFTables || !fails(ours, failureOf(d, failure)) {
+	if c.Settings.Mode == NFTables || !fails(ours, failureOf(d, failure)) {
 		return false
 	}
 	if len(kube.Answers) == 0 {
@@ -178,7 +176,7 @@ func letPass(c *cluster.Cluster, d difference, failure string) bool {
 	}
 	for _, servers := range kube.Answers {
 		for _, s := range servers {
-			if !strings.HasPrefix(s, stage.Elsewhere+":") {
+			if !strings.HasPrefix(s, Elsewhere+":") {
 				return false
 			}
 		}
@@ -187,7 +185,7 @@ func letPass(c *cluster.Cluster, d difference, failure string) bool {
 }
 
 // ownerOf returns the Service with a ClusterIP, of those that a proxy serves.
-func ownerOf(c *cluster.Cluster, a netip.Addr) *corev1.Service {
+func ownerOf(c *Cluster, a netip.Addr) *corev1.Service {
 	i := slices.IndexFunc(c.Services, func(svc *corev1.Service) bool {
 		return slices.Contains(svc.Spec.ClusterIPs, a.String()) && proxied(svc)
 	})
@@ -201,7 +199,7 @@ func ownerOf(c *cluster.Cluster, a netip.Addr) *corev1.Service {
 // do not match similar ones.
 func TestKnownOfIPTablesIsNarrow(t *testing.T) {
 	const seed = 1
-	full := cluster.Random(seed)
+	full := RandomCluster(seed)
 	full.ForIPTables("nft")
 	full.Settings.Firewall = false
 	svc := full.Services[slices.IndexFunc(full.Services, func(svc *corev1.Service) bool {
@@ -219,10 +217,10 @@ func TestKnownOfIPTablesIsNarrow(t *testing.T) {
 	c, walled, nft := full.DeepCopy(), full.DeepCopy(), full.DeepCopy()
 	c.Slices, walled.Slices, nft.Slices = nil, nil, nil
 	walled.Settings.Firewall = true
-	nft.Settings.Mode, nft.Settings.Variant = cluster.NFTables, ""
+	nft.Settings.Mode, nft.Settings.Variant = NFTables, ""
 	at := func(ip string, port uint16) Probe {
 		return Probe{
-			From: stage.PodNoEndpoint, Namespace: svc.Namespace, Service: svc.Name,
+			From: PodNoEndpoint, Namespace: svc.Namespace, Service: svc.Name,
 			To: netip.AddrPortFrom(netip.MustParseAddr(ip), port), Protocol: lab.Protocol(svc.Spec.Ports[0].Protocol),
 		}
 	}
@@ -231,12 +229,12 @@ func TestKnownOfIPTablesIsNarrow(t *testing.T) {
 	unallocated := at(c.Unallocated(0).String(), port)
 	external, balanced := at(svc.Spec.ExternalIPs[0], port), at(svc.Status.LoadBalancer.Ingress[0].IP, port)
 	onNode, balancedOnNode := external, balanced
-	onNode.From, balancedOnNode.From = stage.OnNode, stage.OnNode
-	nodePort, answering := at(stage.LocalVIP[0].String(), uint16(svc.Spec.Ports[0].NodePort)), at(stage.NodeAddress(stage.Node1)[0].String(), uint16(svc.Spec.Ports[0].NodePort))
+	onNode.From, balancedOnNode.From = OnNode, OnNode
+	nodePort, answering := at(LocalVIP[0].String(), uint16(svc.Spec.Ports[0].NodePort)), at(NodeAddress(Node1)[0].String(), uint16(svc.Spec.Ports[0].NodePort))
 	datagram, toUnallocated := at(svc.Spec.ClusterIPs[0], 7), unallocated
 	datagram.Protocol, toUnallocated.Protocol = lab.UDP, lab.UDP
 	fromPod := datagram
-	datagram.From, toUnallocated.From = stage.OnNode, stage.OnNode
+	datagram.From, toUnallocated.From = OnNode, OnNode
 	notSent := Outcome{Failures: []string{notPermitted}}
 	shared, sharedOwn := unallocated, used
 	shared.Kind, shared.Then, sharedOwn.Kind, sharedOwn.Then = Share, external.To, Share, external.To
@@ -246,7 +244,7 @@ func TestKnownOfIPTablesIsNarrow(t *testing.T) {
 	refused, timeout := Outcome{Failures: []string{Refused}}, Outcome{Failures: []string{Timeout}}
 	for _, tc := range []struct {
 		name       string
-		cluster    *cluster.Cluster
+		cluster    *Cluster
 		probe      Probe
 		kube, ours Outcome
 		known      bool

@@ -8,8 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/cluster"
-	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/stage"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
@@ -20,7 +18,7 @@ import (
 // isElsewhereAllTheSame says whether Slipstream drops what a traffic policy Local keeps on
 // this node, where the Service has no endpoint, and kube-proxy sends it to another node's, or
 // refuses it if there is none either.
-func isElsewhereAllTheSame(c *cluster.Cluster, d difference) bool {
+func isElsewhereAllTheSame(c *Cluster, d difference) bool {
 	local, has := policyLocal(c, d.probe)
 	if d.probe.Kind == Share {
 		then := d.probe
@@ -36,9 +34,9 @@ func isElsewhereAllTheSame(c *cluster.Cluster, d difference) bool {
 // isKeptOnNode says whether kube-proxy keeps what starts on a node or in a pod on n1 too, or
 // does not masquerade it, because of externalTrafficPolicy: Local, and with Slipstream it reaches
 // any endpoints.
-func isKeptOnNode(c *cluster.Cluster, d difference) bool {
+func isKeptOnNode(c *Cluster, d difference) bool {
 	local, has := policyLocal(c, d.probe)
-	fromHere := d.probe.From != stage.Outside && d.probe.From != stage.Stranger
+	fromHere := d.probe.From != Outside && d.probe.From != Stranger
 	if d.probe.Kind == Share { // such connections have one affinity for all addresses
 		then := d.probe
 		then.To = d.probe.Then
@@ -51,39 +49,39 @@ func isKeptOnNode(c *cluster.Cluster, d difference) bool {
 	for _, servers := range d.outcomes[0].Answers {
 		for _, s := range servers {
 			name, _, _ := strings.Cut(s, ":")
-			if !slices.ContainsFunc(stage.Endpoints, func(e stage.Endpoint) bool { return e.Name == name && e.Node == stage.Node1 }) {
+			if !slices.ContainsFunc(Endpoints, func(e Endpoint) bool { return e.Name == name && e.Node == Node1 }) {
 				return false
 			}
 		}
 	}
 	for as, servers := range d.outcomes[1].Answers {
-		if as != d.probe.From && as != stage.Node1 || strings.HasPrefix(servers[0], stage.Elsewhere) {
+		if as != d.probe.From && as != Node1 || strings.HasPrefix(servers[0], Elsewhere) {
 			return false
 		}
 	}
 	// What n2 answers to its own pod does not come through n1.
-	return len(d.outcomes[1].Failures) == 0 || d.probe.From == stage.OtherPod
+	return len(d.outcomes[1].Failures) == 0 || d.probe.From == OtherPod
 }
 
 // isDroppedLater says whether both drop a datagram from the node, Slipstream where the node
 // learns of it.
-func isDroppedLater(c *cluster.Cluster, d difference) bool {
-	return c.Settings.Mode == cluster.IPVS && d.probe.From == stage.OnNode && d.probe.Protocol == lab.UDP &&
+func isDroppedLater(c *Cluster, d difference) bool {
+	return c.Settings.Mode == IPVS && d.probe.From == OnNode && d.probe.Protocol == lab.UDP &&
 		fails(d.outcomes[0], Timeout) && fails(d.outcomes[1], notPermitted)
 }
 
 // isNoVirtualServer says whether nftables serves an external IP with Slipstream: other ports reach
 // the machine that has it, or none, and its affinity is the same at all such addresses.
-func isNoVirtualServer(c *cluster.Cluster, d difference) bool {
+func isNoVirtualServer(c *Cluster, d difference) bool {
 	external := func(a netip.Addr) bool {
 		svc := c.Named(d.probe.Namespace, d.probe.Service)
-		return c.Settings.Mode == cluster.IPVS && svc != nil && slices.Contains(svc.Spec.ExternalIPs, a.String())
+		return c.Settings.Mode == IPVS && svc != nil && slices.Contains(svc.Spec.ExternalIPs, a.String())
 	}
 	if d.probe.Kind == Share {
 		return external(d.probe.To.Addr()) && external(d.probe.Then.Addr()) && d.outcomes[1].Note == SameServer
 	}
 	for _, servers := range d.outcomes[1].Answers {
-		if slices.ContainsFunc(servers, func(s string) bool { return !strings.HasPrefix(s, stage.Elsewhere+":") }) {
+		if slices.ContainsFunc(servers, func(s string) bool { return !strings.HasPrefix(s, Elsewhere+":") }) {
 			return false
 		}
 	}
@@ -92,9 +90,9 @@ func isNoVirtualServer(c *cluster.Cluster, d difference) bool {
 
 // policyLocal says whether a traffic policy Local is for a probe's address in IPVS mode, and
 // whether the Service has an endpoint on n1 then.
-func policyLocal(c *cluster.Cluster, p Probe) (local, has bool) {
+func policyLocal(c *Cluster, p Probe) (local, has bool) {
 	svc := c.Named(p.Namespace, p.Service)
-	if c.Settings.Mode != cluster.IPVS || svc == nil {
+	if c.Settings.Mode != IPVS || svc == nil {
 		return false, false
 	}
 	local = svc.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
@@ -104,7 +102,7 @@ func policyLocal(c *cluster.Cluster, p Probe) (local, has bool) {
 	onN1 := c.DeepCopy()
 	for _, s := range onN1.Slices {
 		for i := range s.Endpoints {
-			if ptr.Deref(s.Endpoints[i].NodeName, "") != stage.Node1 {
+			if ptr.Deref(s.Endpoints[i].NodeName, "") != Node1 {
 				s.Endpoints[i].Conditions.Ready, s.Endpoints[i].Conditions.Serving = ptr.To(false), ptr.To(false)
 			}
 		}
@@ -112,7 +110,7 @@ func policyLocal(c *cluster.Cluster, p Probe) (local, has bool) {
 	for _, port := range svc.Spec.Ports {
 		at := uint16(port.Port) == p.To.Port() || port.NodePort != 0 && uint16(port.NodePort) == p.To.Port()
 		if at && lab.Protocol(port.Protocol) == p.Protocol {
-			return local, usable(onN1, svc, port, stage.Family(p.To.Addr()))
+			return local, usable(onN1, svc, port, familyOf(p.To.Addr()))
 		}
 	}
 	return false, false
@@ -121,13 +119,13 @@ func policyLocal(c *cluster.Cluster, p Probe) (local, has bool) {
 // TestKnownOfIPVSIsNarrow gives the rules of the known differences of IPVS mode what looks much
 // the same.
 func TestKnownOfIPVSIsNarrow(t *testing.T) {
-	var c *cluster.Cluster
+	var c *Cluster
 	var p [2]Probe // to a node port under a policy Local, without and with an endpoint on n1
 	for seed := uint64(1); p[0].From == "" || p[1].From == ""; seed++ {
-		next := cluster.Random(seed)
+		next := RandomCluster(seed)
 		next.ForIPVS()
 		for _, candidate := range Plan(next) {
-			if local, has := policyLocal(next, candidate); local && candidate.Kind == Reach && candidate.From == stage.PodNoEndpoint {
+			if local, has := policyLocal(next, candidate); local && candidate.Kind == Reach && candidate.From == PodNoEndpoint {
 				if c != next {
 					c, p = next, [2]Probe{}
 				}
@@ -150,7 +148,7 @@ func TestKnownOfIPVSIsNarrow(t *testing.T) {
 		{"to another node, the other way round", p[0], timeout, answers("a", "d:8080"), false},
 		{"to another node, with an endpoint", p[1], answers("a", "d:8080"), timeout, false},
 		{"kept on the node", p[1], answers("a", "c:8080"), answers("a", "c:8080", "d:8080"), true},
-		{"kept on the node, from outside", from(p[1], stage.Outside), answers("client", "c:8080"), answers("client", "c:8080", "d:8080"), false},
+		{"kept on the node, from outside", from(p[1], Outside), answers("client", "c:8080"), answers("client", "c:8080", "d:8080"), false},
 		{"kept on another node", p[1], answers("a", "d:8080"), answers("a", "c:8080", "d:8080"), false},
 		{"kept on the node, and not reached", p[1], answers("a", "c:8080"), timeout, false},
 		{"kept on the node, and led elsewhere", p[1], answers("a", "c:8080"), answers("a", "elsewhere:9"), false},

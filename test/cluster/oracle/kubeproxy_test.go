@@ -17,8 +17,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/cluster"
-	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/stage"
 	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/upstream"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	corev1 "k8s.io/api/core/v1"
@@ -56,7 +54,7 @@ var starting sync.Mutex
 //
 // It changes the Node object for a moment, as that is what has kube-proxy program
 // everything once more: a change of ServiceCIDRs alone has not.
-func (p kubeProxy) run(ctx context.Context, s *stage.Stage, settings cluster.Settings) (_ *runningKubeProxy, err error) {
+func (p kubeProxy) run(ctx context.Context, s *Stage, settings Settings) (_ *runningKubeProxy, err error) {
 	binary, err := p.release.Binary(ctx, "kube-proxy", p.log)
 	if err != nil {
 		return nil, err
@@ -88,7 +86,7 @@ func (p kubeProxy) run(ctx context.Context, s *stage.Stage, settings cluster.Set
 	command := []string{binary, "--config=" + config, "--master=http://" + apiAddress, "--v=2"}
 	if settings.Variant != "" {
 		path, err := upstream.IPTablesPath(k.dir, settings.Variant)
-		if err == nil && settings.Mode == cluster.IPVS {
+		if err == nil && settings.Mode == IPVS {
 			err = withoutPhysdev(k.dir, settings.Variant)
 		}
 		if err != nil {
@@ -112,7 +110,7 @@ func (p kubeProxy) run(ctx context.Context, s *stage.Stage, settings cluster.Set
 	if err := k.awaitSyncs(ctx, before+1); err != nil {
 		return nil, err
 	}
-	if settings.Mode != cluster.NFTables { // which alone looks at ServiceCIDRs
+	if settings.Mode != NFTables { // which alone looks at ServiceCIDRs
 		return k, nil
 	}
 	return k, k.Await(ctx, k.knowsServiceCIDRs)
@@ -132,7 +130,7 @@ func withoutPhysdev(dir, variant string) error {
 	return nil
 }
 
-func (k *runningKubeProxy) writeConfig(s cluster.Settings) (string, error) {
+func (k *runningKubeProxy) writeConfig(s Settings) (string, error) {
 	config := filepath.Join(k.dir, "config.yaml")
 	local := map[string]any{}
 	switch s.DetectLocalMode {
@@ -143,9 +141,9 @@ func (k *runningKubeProxy) writeConfig(s cluster.Settings) (string, error) {
 	}
 	ofMode := map[string]any{"masqueradeAll": s.MasqueradeAll, "minSyncPeriod": "10ms"}
 	switch s.Mode {
-	case cluster.IPTables:
+	case IPTables:
 		ofMode["localhostNodePorts"] = s.LocalhostNodePorts
-	case cluster.IPVS:
+	case IPVS:
 		delete(ofMode, "masqueradeAll")
 	}
 	b, err := yaml.Marshal(map[string]any{
@@ -153,7 +151,7 @@ func (k *runningKubeProxy) writeConfig(s cluster.Settings) (string, error) {
 		"apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
 		"mode":               s.Mode,
 		s.Mode:               ofMode,
-		"hostnameOverride":   stage.Node1,
+		"hostnameOverride":   Node1,
 		"healthzBindAddress": "127.0.0.1:10256",
 		"metricsBindAddress": metricsAddress,
 		"detectLocalMode":    s.DetectLocalMode,
@@ -194,7 +192,7 @@ func serveIn(ns *lab.Namespace, c *rest.Config) (*http.Server, error) {
 // setZone gives the Node of n1 another zone, "" for none, and returns the one it had.
 func setZone(ctx context.Context, c *upstream.ControlPlane, zone string) (was string, err error) {
 	nodes := c.Client.CoreV1().Nodes()
-	n, err := nodes.Get(ctx, stage.Node1, metav1.GetOptions{})
+	n, err := nodes.Get(ctx, Node1, metav1.GetOptions{})
 	if err != nil {
 		return "", err
 	}
@@ -203,7 +201,7 @@ func setZone(ctx context.Context, c *upstream.ControlPlane, zone string) (was st
 		value = fmt.Sprintf("%q", zone)
 	}
 	patch := fmt.Sprintf(`{"metadata":{"labels":{%q:%s}}}`, corev1.LabelTopologyZone, value)
-	_, err = nodes.Patch(ctx, stage.Node1, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{})
+	_, err = nodes.Patch(ctx, Node1, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{})
 	return n.Labels[corev1.LabelTopologyZone], err
 }
 
@@ -215,7 +213,7 @@ func (k *runningKubeProxy) fullSyncs(ctx context.Context) (int, error) {
 		return 0, fmt.Errorf("metrics: status %d, error %v", status, err)
 	}
 	metric := "kubeproxy_sync_full_proxy_rules_duration_seconds_count"
-	if k.mode == cluster.IPVS {
+	if k.mode == IPVS {
 		metric = "kubeproxy_sync_proxy_rules_duration_seconds_count"
 	}
 	least := -1

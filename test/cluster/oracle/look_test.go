@@ -18,20 +18,19 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/stage"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 )
 
 // Observer makes connections on a stage: for each client and each address of a Service it finds the servers that
 // answer, the source address that they see, or the error.
 type Observer struct {
-	stage *stage.Stage
+	stage *Stage
 	// fresh counts the source addresses that were used, by vantage.
 	fresh map[string]*atomic.Int64
 }
 
 // newObserver is an observer of a stage.
-func newObserver(s *stage.Stage) *Observer {
+func newObserver(s *Stage) *Observer {
 	o := &Observer{stage: s, fresh: map[string]*atomic.Int64{}}
 	for name := range s.Vantages {
 		o.fresh[name] = &atomic.Int64{}
@@ -191,7 +190,7 @@ func (l *look) stick(p Probe) Outcome {
 	sources := l.sources(p.From, n)
 	answered := false
 	see := func(a attempt) {
-		oneOf := !many && p.Backends > 1 && !strings.HasPrefix(a.server, stage.Elsewhere)
+		oneOf := !many && p.Backends > 1 && !strings.HasPrefix(a.server, Elsewhere)
 		answered = answered || a.failure == "" || oneOf && a.failure == Timeout // that server's answers may go astray
 		if oneOf && (a.failure == "" || a.failure == Timeout) {
 			a = attempt{failure: OneOfThem}

@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/iptables"
-	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/cluster"
 	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 )
 
@@ -23,29 +22,29 @@ type mode struct {
 }
 
 var allModes = []mode{
-	{"nftables", cluster.NFTables, "", 2, []kerneltest.Feature{kerneltest.NFTables}},
-	{"iptables-legacy", cluster.IPTables, iptables.Legacy, 1, []kerneltest.Feature{kerneltest.IPTablesLegacy, kerneltest.IPSet}},
-	{"iptables-nft", cluster.IPTables, iptables.NFT, 1, []kerneltest.Feature{kerneltest.IPTablesNFT, kerneltest.IPSet}},
+	{"nftables", NFTables, "", 2, []kerneltest.Feature{kerneltest.NFTables}},
+	{"iptables-legacy", IPTables, iptables.Legacy, 1, []kerneltest.Feature{kerneltest.IPTablesLegacy, kerneltest.IPSet}},
+	{"iptables-nft", IPTables, iptables.NFT, 1, []kerneltest.Feature{kerneltest.IPTablesNFT, kerneltest.IPSet}},
 	ipvsMode,
 }
 
 // ipvsMode is on request only: few kernels have IPVS.
-var ipvsMode = mode{"ipvs", cluster.IPVS, iptables.NFT, 1, []kerneltest.Feature{kerneltest.IPVS, kerneltest.IPTablesNFT, kerneltest.IPSet}}
+var ipvsMode = mode{"ipvs", IPVS, iptables.NFT, 1, []kerneltest.Feature{kerneltest.IPVS, kerneltest.IPTablesNFT, kerneltest.IPSet}}
 
 // cluster makes up a cluster to be looked at in this mode.
-func (m mode) cluster(seed uint64) *cluster.Cluster {
-	c := cluster.Random(seed)
+func (m mode) cluster(seed uint64) *Cluster {
+	c := RandomCluster(seed)
 	switch m.proxy {
-	case cluster.IPTables:
+	case IPTables:
 		c.ForIPTables(string(m.variant))
-	case cluster.IPVS:
+	case IPVS:
 		c.ForIPVS()
 	}
 	return c
 }
 
 // modeOf is the mode in which a cluster is looked at.
-func modeOf(c *cluster.Cluster) mode {
+func modeOf(c *Cluster) mode {
 	return allModes[slices.IndexFunc(allModes, func(m mode) bool {
 		return m.proxy == c.Settings.Mode && string(m.variant) == c.Settings.Variant
 	})]

@@ -7,8 +7,6 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/cluster"
-	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/stage"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	corev1 "k8s.io/api/core/v1"
 )
@@ -56,7 +54,7 @@ func TestOutcome(t *testing.T) {
 // TestPlan checks that each address of each Service port is observed.
 func TestPlan(t *testing.T) {
 	for seed := range uint64(20) {
-		c := cluster.Random(seed)
+		c := RandomCluster(seed)
 		probes := Plan(c)
 		for _, svc := range c.Services {
 			for _, port := range svc.Spec.Ports {
@@ -85,7 +83,7 @@ func TestPlan(t *testing.T) {
 func TestAffinityIsNotDisturbed(t *testing.T) {
 	looked := 0
 	for seed := range uint64(20) {
-		c := cluster.Random(seed)
+		c := RandomCluster(seed)
 		type key struct {
 			service, from, port string
 			family              int
@@ -96,9 +94,9 @@ func TestAffinityIsNotDisturbed(t *testing.T) {
 			if svc == nil || svc.Spec.SessionAffinity != corev1.ServiceAffinityClientIP || p.Kind != Stick {
 				continue
 			}
-			if p.From == stage.PodEndpoint || p.From == stage.OnNode {
+			if p.From == PodEndpoint || p.From == OnNode {
 				port := p.What[slices.Index([]byte(p.What), ':'):]
-				seen[key{p.Namespace + p.Service, p.From, port, stage.Family(p.To.Addr())}]++
+				seen[key{p.Namespace + p.Service, p.From, port, familyOf(p.To.Addr())}]++
 				looked++
 			}
 		}

@@ -8,8 +8,6 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/cluster"
-	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/stage"
 	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/upstream"
 	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 )
@@ -86,7 +84,7 @@ func TestReleases(t *testing.T) {
 func controlPlane(t *testing.T) *upstream.ControlPlane {
 	kerneltest.Require(t, kerneltest.Root, kerneltest.NFTables)
 	control, err := upstream.StartControlPlane(t.Context(), upstream.ControlPlaneOptions{
-		Dir: t.TempDir(), ServiceCIDRs: stage.ServiceCIDRs[:], Log: t.Logf,
+		Dir: t.TempDir(), ServiceCIDRs: ServiceCIDRs[:], Log: t.Logf,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -100,13 +98,13 @@ func controlPlane(t *testing.T) *upstream.ControlPlane {
 }
 
 // write makes up a cluster, has the API server store it, and returns it as stored.
-func write(t *testing.T, control *upstream.ControlPlane, seed uint64, m mode) *cluster.Cluster {
+func write(t *testing.T, control *upstream.ControlPlane, seed uint64, m mode) *Cluster {
 	t.Helper()
 	c := m.cluster(seed)
 	if err := c.Write(t.Context(), control.Client); err != nil {
 		t.Fatal(err)
 	}
-	stored, err := cluster.Read(t.Context(), control.Client)
+	stored, err := ReadCluster(t.Context(), control.Client)
 	if err != nil {
 		t.Fatal(err)
 	}

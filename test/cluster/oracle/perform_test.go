@@ -7,21 +7,18 @@ import (
 	"fmt"
 	"sync"
 	"testing"
-
-	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/cluster"
-	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/stage"
 )
 
 // performance is a proxy on its stage.
 type performance struct {
 	subject  subject
-	stage    *stage.Stage
+	stage    *Stage
 	observer *Observer
 }
 
 // perform sets up a stage and starts the proxy on it, for the time of the test.
-func perform(t *testing.T, p subject, c *cluster.Cluster) (*performance, error) {
-	s, err := stage.New(t.Context())
+func perform(t *testing.T, p subject, c *Cluster) (*performance, error) {
+	s, err := NewStage(t.Context())
 	if err != nil {
 		return nil, err
 	}
@@ -44,7 +41,7 @@ func perform(t *testing.T, p subject, c *cluster.Cluster) (*performance, error) 
 }
 
 // performBoth has two proxies perform side by side.
-func performBoth(t *testing.T, subjects [2]subject, c *cluster.Cluster) (both [2]*performance) {
+func performBoth(t *testing.T, subjects [2]subject, c *Cluster) (both [2]*performance) {
 	t.Helper()
 	parallel(t, func(i int) (err error) {
 		both[i], err = perform(t, subjects[i], c)

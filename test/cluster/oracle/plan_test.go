@@ -7,35 +7,33 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/cluster"
-	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/stage"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	corev1 "k8s.io/api/core/v1"
 )
 
 // Vantages by the kind of address that they connect to.
 var (
-	inside   = []string{stage.PodNoEndpoint, stage.PodEndpoint, stage.OnNode, stage.Outside}
-	external = []string{stage.PodNoEndpoint, stage.PodEndpoint, stage.OnNode, stage.Outside, stage.OtherPod}
-	limited  = append(slices.Clone(external), stage.Stranger) // by source ranges
-	onNode   = []string{stage.OnNode}
-	outside  = []string{stage.Outside}
-	aside    = []string{stage.PodNoEndpoint, stage.Outside} // for what should not depend on who asks
+	inside   = []string{PodNoEndpoint, PodEndpoint, OnNode, Outside}
+	external = []string{PodNoEndpoint, PodEndpoint, OnNode, Outside, OtherPod}
+	limited  = append(slices.Clone(external), Stranger) // by source ranges
+	onNode   = []string{OnNode}
+	outside  = []string{Outside}
+	aside    = []string{PodNoEndpoint, Outside} // for what should not depend on who asks
 )
 
 // manyAddresses are the vantages that have any number of addresses.
-var manyAddresses = []string{stage.PodNoEndpoint, stage.Outside, stage.Stranger}
+var manyAddresses = []string{PodNoEndpoint, Outside, Stranger}
 
 const unusedPort = 7
 
 // Plan is what to look at in a cluster: each address of each Service from where it
 // matters, and what is near it and should not answer.
-func Plan(c *cluster.Cluster) []Probe {
+func Plan(c *Cluster) []Probe {
 	p := planner{firewall: c.Settings.Firewall}
 	for _, svc := range c.Services {
 		p.service(c, svc)
 	}
-	for f := range stage.ServiceCIDRs {
+	for f := range ServiceCIDRs {
 		const what = "a ClusterIP that no Service has"
 		p.from(inside, Probe{To: netip.AddrPortFrom(c.Unallocated(f), 80), Protocol: lab.TCP, What: what})
 		p.from(aside, Probe{To: netip.AddrPortFrom(c.Unallocated(f), 53), Protocol: lab.UDP, What: what})
@@ -54,7 +52,7 @@ func (p *planner) from(vantages []string, probe Probe) {
 		// From n2, n1 may lead a connection back to n2, and the answer does not
 		// come through n1 again. A firewall may accept only what an endpoint sends
 		// to itself.
-		probe.Mixed = v == stage.OtherPod || p.firewall && v == stage.PodEndpoint
+		probe.Mixed = v == OtherPod || p.firewall && v == PodEndpoint
 		p.probes = append(p.probes, probe)
 	}
 }
@@ -65,7 +63,7 @@ type place struct {
 	from []string
 }
 
-func (p *planner) service(c *cluster.Cluster, svc *corev1.Service) {
+func (p *planner) service(c *Cluster, svc *corev1.Service) {
 	for _, port := range svc.Spec.Ports {
 		before := len(p.probes)
 		for _, at := range placesOf(svc, port) {
@@ -73,7 +71,7 @@ func (p *planner) service(c *cluster.Cluster, svc *corev1.Service) {
 				Protocol: lab.Protocol(port.Protocol), To: at.to,
 				What:      fmt.Sprintf("%s of %s/%s:%s", at.what, svc.Namespace, svc.Name, port.Name),
 				Namespace: svc.Namespace, Service: svc.Name,
-				Backends: c.Backends(svc, port, stage.Family(at.to.Addr())),
+				Backends: c.Backends(svc, port, familyOf(at.to.Addr())),
 			})
 		}
 		if svc.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
@@ -93,11 +91,11 @@ func sticky(probes []Probe) (all []Probe) {
 	}
 	before := map[seen]Probe{}
 	for _, p := range probes {
-		if p.From == stage.OtherPod {
+		if p.From == OtherPod {
 			continue // some of its connections fail, so it cannot be said what sticks
 		}
 		p.Kind = Stick
-		key := seen{p.From, stage.Family(p.To.Addr())}
+		key := seen{p.From, familyOf(p.To.Addr())}
 		previous, again := before[key]
 		before[key] = p
 		switch {
@@ -138,13 +136,13 @@ func placesOf(svc *corev1.Service, port corev1.ServicePort) (all []place) {
 	if port.NodePort == 0 {
 		return all
 	}
-	for f, own := range stage.NodeAddress(stage.Node1) {
+	for f, own := range NodeAddress(Node1) {
 		on := func(a netip.Addr) netip.AddrPort { return netip.AddrPortFrom(a, uint16(port.NodePort)) }
 		loopback := []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.IPv6Loopback()}[f]
 		all = append(all,
 			place{"NodePort", on(own), external},
-			place{"NodePort on the second address", on(stage.Second[f]), aside},
-			place{"NodePort on a load balancer's address of n1", on(stage.LocalVIP[f]), outside},
+			place{"NodePort on the second address", on(Second[f]), aside},
+			place{"NodePort on a load balancer's address of n1", on(LocalVIP[f]), outside},
 			place{"NodePort on loopback", on(loopback), onNode})
 	}
 	return all
@@ -184,8 +182,8 @@ func (p *planner) healthCheck(svc *corev1.Service) {
 	if svc.Spec.HealthCheckNodePort == 0 {
 		return
 	}
-	for f := range stage.Second {
-		for _, a := range []netip.Addr{stage.NodeAddress(stage.Node1)[f], stage.Second[f]} {
+	for f := range Second {
+		for _, a := range []netip.Addr{NodeAddress(Node1)[f], Second[f]} {
 			p.from(outside, Probe{
 				Kind: Health, Protocol: lab.TCP, To: netip.AddrPortFrom(a, uint16(svc.Spec.HealthCheckNodePort)),
 				What:      fmt.Sprintf("health check node port of %s/%s", svc.Namespace, svc.Name),

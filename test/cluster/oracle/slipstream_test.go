@@ -21,8 +21,6 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/observe/healthcheck"
 	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
 	"github.com/slipstream-proxy/slipstream/internal/proxy"
-	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/cluster"
-	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/stage"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -32,7 +30,7 @@ import (
 type slipstream struct {
 	// spoil, if not nil, changes a copy of the cluster before Slipstream gets it: the
 	// test has to find the difference.
-	spoil func(*cluster.Cluster)
+	spoil func(*Cluster)
 }
 
 func (slipstream) name() string { return "slipstream" }
@@ -40,7 +38,7 @@ func (slipstream) name() string { return "slipstream" }
 // syncTimeout bounds how long Slipstream may take to program a cluster.
 const syncTimeout = 20 * time.Second
 
-func (p slipstream) start(ctx context.Context, s *stage.Stage, c *cluster.Cluster) (stop func() error, err error) {
+func (p slipstream) start(ctx context.Context, s *Stage, c *Cluster) (stop func() error, err error) {
 	if p.spoil != nil {
 		c = c.DeepCopy()
 		p.spoil(c)
@@ -60,11 +58,11 @@ func (p slipstream) start(ctx context.Context, s *stage.Stage, c *cluster.Cluste
 }
 
 // desiredConfig is the settings in Slipstream's words.
-func desiredConfig(s cluster.Settings) (c desired.Config, err error) {
-	c.NodeName = stage.Node1
+func desiredConfig(s Settings) (c desired.Config, err error) {
+	c.NodeName = Node1
 	c.NodePorts.Loopback = s.LocalhostNodePorts
 	c.MasqueradeAll = s.MasqueradeAll
-	c.IPVS = s.Mode == cluster.IPVS
+	c.IPVS = s.Mode == IPVS
 	modes := map[string]desired.DetectLocalMode{
 		"ClusterCIDR":         desired.ByClusterCIDR,
 		"NodeCIDR":            desired.ByNodeCIDR,
@@ -97,11 +95,11 @@ type kernel interface {
 }
 
 // newBackend is one of the mode that the settings say.
-func newBackend(config dataplane.Config, s cluster.Settings) (kernel, error) {
+func newBackend(config dataplane.Config, s Settings) (kernel, error) {
 	switch s.Mode {
-	case cluster.IPTables:
+	case IPTables:
 		return iptables.New(context.Background(), config, iptables.Options{Variant: iptables.Variant(s.Variant)})
-	case cluster.IPVS:
+	case IPVS:
 		return ipvs.New(config, ipvs.Options{})
 	}
 	return nftables.New(config)
@@ -118,7 +116,7 @@ type run struct {
 	closes []func() error
 }
 
-func startRun(ctx context.Context, s *stage.Stage, c *cluster.Cluster, want desired.Config) (*run, error) {
+func startRun(ctx context.Context, s *Stage, c *Cluster, want desired.Config) (*run, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	ns := s.N1.Namespace
 	r := &run{cancel: cancel, config: dataplane.Config{
@@ -170,7 +168,7 @@ func (r *run) failed(err error) {
 
 // awaitSynced waits until the kernel has the content of another State, which receives all
 // objects in order and at once.
-func (r *run) awaitSynced(s *stage.Stage, c *cluster.Cluster, config desired.Config) error {
+func (r *run) awaitSynced(s *Stage, c *Cluster, config desired.Config) error {
 	state := desired.New(config)
 	for _, o := range c.Objects() {
 		proxy.ApplyEvent(state, set(o))

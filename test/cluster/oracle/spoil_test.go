@@ -6,7 +6,6 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/cluster"
 	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/upstream"
 	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 	corev1 "k8s.io/api/core/v1"
@@ -24,9 +23,9 @@ var spoils = []struct {
 	name  string
 	in    modeSet
 	kind  Kind
-	spoil func(*cluster.Cluster) int
+	spoil func(*Cluster) int
 }{
-	{"a backend is missing", inNFTables | inIPVS, Reach, func(c *cluster.Cluster) (n int) {
+	{"a backend is missing", inNFTables | inIPVS, Reach, func(c *Cluster) (n int) {
 		for _, s := range c.Slices {
 			if len(s.Endpoints) > 1 {
 				s.Endpoints = s.Endpoints[:len(s.Endpoints)-1]
@@ -45,11 +44,11 @@ var spoils = []struct {
 		e.Hints = nil
 		return had
 	})},
-	{"everything is masqueraded", inNFTables | inLegacy | inIPVS, Reach, func(c *cluster.Cluster) int {
+	{"everything is masqueraded", inNFTables | inLegacy | inIPVS, Reach, func(c *Cluster) int {
 		c.Settings.MasqueradeAll = !c.Settings.MasqueradeAll
 		return 1
 	}},
-	{"NodePorts are on the wrong addresses", inNFTables | inNFT, Reach, func(c *cluster.Cluster) int {
+	{"NodePorts are on the wrong addresses", inNFTables | inNFT, Reach, func(c *Cluster) int {
 		c.Settings.NodePortAddresses = []string{"127.0.0.0/8", "::1/128"}
 		return 1
 	}},
@@ -75,11 +74,11 @@ var spoils = []struct {
 		svc.Spec.SessionAffinity, svc.Spec.SessionAffinityConfig = corev1.ServiceAffinityNone, nil
 		return had
 	})},
-	{"a Service is missing", inNFTables | inNFT | inIPVS, Reach, func(c *cluster.Cluster) int {
+	{"a Service is missing", inNFTables | inNFT | inIPVS, Reach, func(c *Cluster) int {
 		c.Services = c.Services[1:]
 		return 1
 	}},
-	{"ranges of ClusterIPs are ignored", inNFTables, Reach, func(c *cluster.Cluster) int {
+	{"ranges of ClusterIPs are ignored", inNFTables, Reach, func(c *Cluster) int {
 		n := len(c.ServiceCIDRs)
 		c.ServiceCIDRs = nil
 		return n
@@ -91,7 +90,7 @@ var spoils = []struct {
 		}
 		return had
 	})},
-	{"NodePorts do not answer on loopback addresses", inLegacy | inNFT, Reach, func(c *cluster.Cluster) int {
+	{"NodePorts do not answer on loopback addresses", inLegacy | inNFT, Reach, func(c *Cluster) int {
 		had := c.Settings.LocalhostNodePorts
 		c.Settings.LocalhostNodePorts = false
 		if had {
@@ -116,8 +115,8 @@ func (k modeSet) has(m mode) bool {
 	return k&map[string]modeSet{"nftables": inNFTables, "iptables-legacy": inLegacy, "iptables-nft": inNFT, "ipvs": inIPVS}[m.name] != 0
 }
 
-func eachService(spoil func(*corev1.Service) bool) func(*cluster.Cluster) int {
-	return func(c *cluster.Cluster) (n int) {
+func eachService(spoil func(*corev1.Service) bool) func(*Cluster) int {
+	return func(c *Cluster) (n int) {
 		for _, svc := range c.Services {
 			if spoil(svc) {
 				n++
@@ -127,8 +126,8 @@ func eachService(spoil func(*corev1.Service) bool) func(*cluster.Cluster) int {
 	}
 }
 
-func eachEndpoint(spoil func(*discoveryv1.Endpoint) bool) func(*cluster.Cluster) int {
-	return func(c *cluster.Cluster) (n int) {
+func eachEndpoint(spoil func(*discoveryv1.Endpoint) bool) func(*Cluster) int {
+	return func(c *Cluster) (n int) {
 		for _, s := range c.Slices {
 			for i := range s.Endpoints {
 				if spoil(&s.Endpoints[i]) {
@@ -169,9 +168,9 @@ func TestSpoiledIsSeen(t *testing.T) {
 }
 
 // wantSeen checks that a kind of probes finds a mistake. The outcomes are the oracle's.
-func wantSeen(t *testing.T, c *cluster.Cluster, oracle *performance, probes []Probe, outcomes []Outcome, kind Kind, spoil func(*cluster.Cluster) int) {
+func wantSeen(t *testing.T, c *Cluster, oracle *performance, probes []Probe, outcomes []Outcome, kind Kind, spoil func(*Cluster) int) {
 	changed := 0
-	spoiled, err := perform(t, slipstream{func(c *cluster.Cluster) { changed = spoil(c) }}, c)
+	spoiled, err := perform(t, slipstream{func(c *Cluster) { changed = spoil(c) }}, c)
 	if err != nil {
 		t.Fatal(err)
 	}

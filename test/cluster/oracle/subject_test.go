@@ -5,8 +5,6 @@ package oracle
 import (
 	"context"
 
-	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/cluster"
-	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/stage"
 	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/upstream"
 )
 
@@ -15,7 +13,7 @@ type subject interface {
 	name() string
 	// start runs the proxy on the stage's n1 and returns when it has programmed the
 	// cluster. stop ends it.
-	start(ctx context.Context, s *stage.Stage, c *cluster.Cluster) (stop func() error, err error)
+	start(ctx context.Context, s *Stage, c *Cluster) (stop func() error, err error)
 }
 
 // kubeProxy is the oracle.
@@ -33,7 +31,7 @@ func (k kubeProxy) name() string {
 	return "kube-proxy"
 }
 
-func (k kubeProxy) start(ctx context.Context, s *stage.Stage, c *cluster.Cluster) (func() error, error) {
+func (k kubeProxy) start(ctx context.Context, s *Stage, c *Cluster) (func() error, error) {
 	p, err := k.run(ctx, s, c.Settings)
 	if err != nil {
 		return nil, err

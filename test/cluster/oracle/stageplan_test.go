@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package stage
+package oracle
 
 import "net/netip"
 
@@ -8,7 +8,7 @@ import "net/netip"
 type Pair[T any] [2]T
 
 // Family indexes a Pair.
-func Family(a netip.Addr) int {
+func familyOf(a netip.Addr) int {
 	if a.Is4() {
 		return 0
 	}

@@ -11,7 +11,7 @@
 //	         shows packets that the proxy should have dropped or refused
 //
 // All of them have IPv4 and IPv6.
-package stage
+package oracle
 
 import (
 	"context"
@@ -35,8 +35,8 @@ type Stage struct {
 	owners   map[netip.Addr]string
 }
 
-// New sets up a stage. The caller closes it.
-func New(ctx context.Context) (_ *Stage, err error) {
+// NewStage sets up a stage. The caller closes it.
+func NewStage(ctx context.Context) (_ *Stage, err error) {
 	l, err := lab.New()
 	if err != nil {
 		return nil, err
@@ -63,7 +63,7 @@ func (s *Stage) Owner(a netip.Addr) string {
 	if name, ok := s.owners[a]; ok {
 		return name
 	}
-	f := Family(a)
+	f := familyOf(a)
 	switch {
 	case aliases[f].Contains(a):
 		return "a"
@@ -338,7 +338,7 @@ func (v *Vantage) Source(family, i int) netip.Addr {
 
 // Connect makes one connection from the i-th address.
 func (v *Vantage) Connect(p lab.Protocol, to netip.AddrPort, i int, opts ...lab.ConnectOption) (lab.Reply, error) {
-	if source := v.Source(Family(to.Addr()), i); source.IsValid() {
+	if source := v.Source(familyOf(to.Addr()), i); source.IsValid() {
 		opts = append(opts, lab.Source(netip.AddrPortFrom(source, 0)))
 	}
 	return v.Machine.Connect(p, to, opts...)

@@ -3,7 +3,7 @@
 // Package cluster makes up clusters: Services, EndpointSlices and Nodes, with the settings of
 // a proxy for them. Every address, port and node port is chosen by the seed; the API server
 // only adds its defaults.
-package cluster
+package oracle
 
 import (
 	"fmt"
@@ -12,7 +12,6 @@ import (
 	"slices"
 
 	"github.com/slipstream-proxy/slipstream/internal/source"
-	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/stage"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -37,8 +36,8 @@ var Namespaces = []string{"default", "other"}
 
 const services = 12
 
-// Random makes up a cluster.
-func Random(seed uint64) *Cluster {
+// RandomCluster makes up a cluster.
+func RandomCluster(seed uint64) *Cluster {
 	g := &generator{
 		Rand:  rand.New(rand.NewPCG(seed, 0)),
 		taken: map[any]bool{},
@@ -169,4 +168,4 @@ func texts[T fmt.Stringer](all ...T) []string {
 }
 
 // Unallocated is a ClusterIP of a family that no Service has: below those that address makes up.
-func (c *Cluster) Unallocated(family int) netip.Addr { return lab.Nth(stage.ServiceCIDRs[family], 5) }
+func (c *Cluster) Unallocated(family int) netip.Addr { return lab.Nth(ServiceCIDRs[family], 5) }

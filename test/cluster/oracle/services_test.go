@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cluster
+package oracle
 
 import (
 	"fmt"
 	"net/netip"
 	"slices"
 
-	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/stage"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -26,15 +25,15 @@ func (g *generator) nodes() []*corev1.Node {
 		primary = 1
 	}
 	var all []*corev1.Node
-	for _, name := range []string{stage.Node1, stage.Node2, stage.Node3} {
+	for _, name := range []string{Node1, Node2, Node3} {
 		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelHostname: name}}}
 		if !g.once(6) {
 			n.Labels[corev1.LabelTopologyZone] = pick(g, zones[:2]...)
 		}
-		for _, a := range stage.NodeAddress(name) {
+		for _, a := range NodeAddress(name) {
 			n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a.String()})
 		}
-		cidrs := stage.PodCIDR(name)
+		cidrs := PodCIDR(name)
 		n.Spec.PodCIDRs = texts(cidrs[:]...)
 		if primary == 1 {
 			slices.Reverse(n.Status.Addresses)
@@ -106,7 +105,7 @@ func (g *generator) families(spec *corev1.ServiceSpec) []int {
 
 func (g *generator) clusterIPs(spec *corev1.ServiceSpec, families []int) {
 	for _, f := range families {
-		spec.ClusterIPs = append(spec.ClusterIPs, g.address(stage.ServiceCIDRs[f]).String())
+		spec.ClusterIPs = append(spec.ClusterIPs, g.address(ServiceCIDRs[f]).String())
 	}
 	spec.ClusterIP = spec.ClusterIPs[0]
 }
@@ -143,9 +142,9 @@ func (g *generator) nodePort() int32 {
 func (g *generator) externalIPs(spec *corev1.ServiceSpec) {
 	for range 1 + g.IntN(2) {
 		f := g.IntN(2)
-		a := g.address(stage.VIPs[f])
-		if g.once(6) && !g.taken[stage.Second[f]] {
-			a = stage.Second[f]
+		a := g.address(VIPs[f])
+		if g.once(6) && !g.taken[Second[f]] {
+			a = Second[f]
 			g.taken[a] = true
 		}
 		spec.ExternalIPs = append(spec.ExternalIPs, a.String())
@@ -164,10 +163,10 @@ func (g *generator) loadBalancer(svc *corev1.Service) {
 	}
 	for range pick(g, 0, 1, 2, 3, 3) {
 		f := g.IntN(2)
-		in := corev1.LoadBalancerIngress{IP: g.address(stage.VIPs[f]).String()}
-		if g.once(6) && !g.taken[stage.LocalVIP[f]] {
-			in.IP = stage.LocalVIP[f].String()
-			g.taken[stage.LocalVIP[f]] = true
+		in := corev1.LoadBalancerIngress{IP: g.address(VIPs[f]).String()}
+		if g.once(6) && !g.taken[LocalVIP[f]] {
+			in.IP = LocalVIP[f].String()
+			g.taken[LocalVIP[f]] = true
 		}
 		switch g.IntN(6) {
 		case 0:
@@ -187,16 +186,16 @@ func (g *generator) loadBalancer(svc *corev1.Service) {
 // sourceRanges are ranges that some of the vantages are in, in most cases of both
 // families.
 func (g *generator) sourceRanges(spec *corev1.ServiceSpec) {
-	everyone := stage.Pair[netip.Prefix]{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
+	everyone := Pair[netip.Prefix]{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
 	for f := range everyone {
 		if g.once(4) {
 			continue
 		}
 		for range 1 + g.IntN(2) {
 			r := pick(g,
-				stage.Clients[f], stage.Clients[f], stage.Strangers[f], stage.ClusterCIDRs[f],
-				netip.PrefixFrom(stage.NodeAddress(stage.Node1)[f], everyone[f].Addr().BitLen()),
-				netip.PrefixFrom(stage.Second[f], everyone[f].Addr().BitLen()))
+				Clients[f], Clients[f], Strangers[f], ClusterCIDRs[f],
+				netip.PrefixFrom(NodeAddress(Node1)[f], everyone[f].Addr().BitLen()),
+				netip.PrefixFrom(Second[f], everyone[f].Addr().BitLen()))
 			if g.once(12) {
 				r = everyone[f]
 			}
@@ -238,7 +237,7 @@ func (g *generator) slices(svc *corev1.Service) (all []*discoveryv1.EndpointSlic
 	hints := g.hinting()
 	for f, addressType := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {
 		var endpoints []discoveryv1.Endpoint
-		for _, e := range some(g, pick(g, 0, 1, 2, 2, 3, 3, 4, 4), stage.Endpoints) {
+		for _, e := range some(g, pick(g, 0, 1, 2, 2, 3, 3, 4, 4), Endpoints) {
 			endpoints = append(endpoints, g.endpoint(e, f, hints))
 		}
 		if len(endpoints) == 0 && g.once(2) {
@@ -283,9 +282,9 @@ func (g *generator) slices(svc *corev1.Service) (all []*discoveryv1.EndpointSlic
 // A large Service has one target port, to limit its number of backends.
 func (g *generator) slicePorts(svc *corev1.Service, endpoints int) (ports []discoveryv1.EndpointPort) {
 	for _, p := range svc.Spec.Ports {
-		port := discoveryv1.EndpointPort{Name: ptr.To(p.Name), Protocol: ptr.To(p.Protocol), Port: ptr.To(int32(stage.TargetPorts[0]))}
+		port := discoveryv1.EndpointPort{Name: ptr.To(p.Name), Protocol: ptr.To(p.Protocol), Port: ptr.To(int32(TargetPorts[0]))}
 		if 2*endpoints <= maxEndpoints {
-			port.Port = ptr.To(int32(pick(g, stage.TargetPorts...)))
+			port.Port = ptr.To(int32(pick(g, TargetPorts...)))
 		}
 		switch g.IntN(30) {
 		case 0:
@@ -302,13 +301,13 @@ func (g *generator) slicePorts(svc *corev1.Service, endpoints int) (ports []disc
 	return ports
 }
 
-func (g *generator) endpoint(e stage.Endpoint, family int, h hinting) discoveryv1.Endpoint {
+func (g *generator) endpoint(e Endpoint, family int, h hinting) discoveryv1.Endpoint {
 	out := discoveryv1.Endpoint{Addresses: []string{e.Address[family].String()}, NodeName: ptr.To(e.Node)}
 	switch {
 	case g.once(12):
 		out.NodeName = nil
-	case g.once(12) && e.Node == stage.Node2:
-		out.NodeName = ptr.To(stage.Node3) // as far from n1
+	case g.once(12) && e.Node == Node2:
+		out.NodeName = ptr.To(Node3) // as far from n1
 	}
 	if !g.once(3) {
 		out.Conditions.Ready = pick(g, nil, ptr.To(true))
@@ -326,7 +325,7 @@ func (g *generator) endpoint(e stage.Endpoint, family int, h hinting) discoveryv
 		if out.Hints == nil {
 			out.Hints = &discoveryv1.EndpointHints{}
 		}
-		out.Hints.ForNodes = []discoveryv1.ForNode{{Name: pick(g, stage.Node1, stage.Node2, stage.Node3)}}
+		out.Hints.ForNodes = []discoveryv1.ForNode{{Name: pick(g, Node1, Node2, Node3)}}
 	}
 	return out
 }

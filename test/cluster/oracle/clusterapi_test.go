@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cluster
+package oracle
 
 import (
 	"cmp"
@@ -75,9 +75,9 @@ func deleteAll(ctx context.Context, api k8s.Interface) error {
 	return errors.Join(err, api.CoreV1().Nodes().DeleteCollection(ctx, now, all))
 }
 
-// Read returns the objects as the API server has them, with its defaults, sorted by
+// ReadCluster returns the objects as the API server has them, with its defaults, sorted by
 // namespace and name.
-func Read(ctx context.Context, api k8s.Interface) (*Cluster, error) {
+func ReadCluster(ctx context.Context, api k8s.Interface) (*Cluster, error) {
 	everything := metav1.ListOptions{}
 	nodes, err1 := api.CoreV1().Nodes().List(ctx, everything)
 	services, err2 := api.CoreV1().Services("").List(ctx, everything)

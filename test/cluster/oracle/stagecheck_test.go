@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package stage
+package oracle
 
 import (
 	"net/netip"
@@ -11,10 +11,10 @@ import (
 )
 
 // TestWithoutProxy checks that servers see the client's own address, and that Service addresses
-// lead elsewhere. New checks that all vantages reach all endpoints.
+// lead elsewhere. NewStage checks that all vantages reach all endpoints.
 func TestWithoutProxy(t *testing.T) {
 	kerneltest.Require(t, kerneltest.Root)
-	s, err := New(t.Context())
+	s, err := NewStage(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,22 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cluster
+package oracle
 
 import (
 	"net/netip"
 	"reflect"
 	"testing"
 
-	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/stage"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
 func TestSeedSaysAll(t *testing.T) {
-	if !reflect.DeepEqual(Random(1), Random(1)) {
+	if !reflect.DeepEqual(RandomCluster(1), RandomCluster(1)) {
 		t.Error("one seed, two clusters")
 	}
-	if reflect.DeepEqual(Random(1).Services, Random(2).Services) {
+	if reflect.DeepEqual(RandomCluster(1).Services, RandomCluster(2).Services) {
 		t.Error("two seeds, one cluster")
 	}
 }
@@ -33,7 +32,7 @@ func TestEverythingComes(t *testing.T) {
 		}
 	}
 	for seed := range uint64(clusters) {
-		c := Random(seed)
+		c := RandomCluster(seed)
 		see("masquerade all", c.Settings.MasqueradeAll)
 		for _, mode := range []string{"ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"} {
 			see(mode, c.Settings.DetectLocalMode == mode)
@@ -58,7 +57,7 @@ func TestEverythingComes(t *testing.T) {
 				see("hostname", in.Hostname != "")
 				see("mode Proxy", in.IPMode != nil && *in.IPMode == corev1.LoadBalancerIPModeProxy)
 				see("mode VIP", in.IPMode != nil && *in.IPMode == corev1.LoadBalancerIPModeVIP)
-				see("on n1 itself", in.IP == stage.LocalVIP[0].String() || in.IP == stage.LocalVIP[1].String())
+				see("on n1 itself", in.IP == LocalVIP[0].String() || in.IP == LocalVIP[1].String())
 			}
 		}
 		for _, s := range c.Slices {
@@ -72,7 +71,7 @@ func TestEverythingComes(t *testing.T) {
 				see("no node", e.NodeName == nil)
 				see("zone hints", e.Hints != nil && len(e.Hints.ForZones) > 0)
 				see("node hints", e.Hints != nil && len(e.Hints.ForNodes) > 0)
-				see("host network", e.Addresses[0] == stage.NodeAddress(stage.Node1)[0].String())
+				see("host network", e.Addresses[0] == NodeAddress(Node1)[0].String())
 			}
 		}
 	}
@@ -87,7 +86,7 @@ func TestEverythingComes(t *testing.T) {
 // define which of several gets it.
 func TestNothingIsShared(t *testing.T) {
 	for seed := range uint64(200) {
-		c := Random(seed)
+		c := RandomCluster(seed)
 		owner := map[string]string{}
 		for _, svc := range c.Services {
 			addresses := append(append([]string(nil), svc.Spec.ClusterIPs...), svc.Spec.ExternalIPs...)
@@ -111,7 +110,7 @@ func TestNothingIsShared(t *testing.T) {
 // TestFewBackends checks that no port has more backends than a few connections can reach.
 func TestFewBackends(t *testing.T) {
 	for seed := range uint64(200) {
-		c := Random(seed)
+		c := RandomCluster(seed)
 		for _, svc := range c.Services {
 			for _, p := range svc.Spec.Ports {
 				for f := range 2 {
@@ -133,7 +132,7 @@ func TestDuplicatesAgree(t *testing.T) {
 	twice := 0
 	for seed := range uint64(200) {
 		seen := map[string]discoveryv1.Endpoint{}
-		for _, s := range Random(seed).Slices {
+		for _, s := range RandomCluster(seed).Slices {
 			for _, e := range s.Endpoints {
 				key := s.Namespace + s.Labels[discoveryv1.LabelServiceName] + e.Addresses[0]
 				first, again := seen[key]
@@ -158,7 +157,7 @@ func TestDuplicatesAgree(t *testing.T) {
 func TestForIPTables(t *testing.T) {
 	seen := map[string]int{}
 	for seed := range uint64(30) {
-		c, again, plain := Random(seed), Random(seed), Random(seed)
+		c, again, plain := RandomCluster(seed), RandomCluster(seed), RandomCluster(seed)
 		c.ForIPTables("nft")
 		again.ForIPTables("nft")
 		if !reflect.DeepEqual(c, again) || !reflect.DeepEqual(c.Services, plain.Services) || !reflect.DeepEqual(c.Slices, plain.Slices) {
@@ -168,7 +167,7 @@ func TestForIPTables(t *testing.T) {
 		for what, is := range map[string]bool{
 			"localhost": s.LocalhostNodePorts, "no localhost": !s.LocalhostNodePorts, "firewall": s.Firewall, "no firewall": !s.Firewall,
 			"all": len(s.NodePortAddresses) == 0, "on 127.0.0.1": s.HasNodePorts(netip.MustParseAddr("127.0.0.1")),
-			"on the node's own address only": s.HasNodePorts(stage.NodeAddress(stage.Node1)[1]) && !s.HasNodePorts(stage.Second[1]),
+			"on the node's own address only": s.HasNodePorts(NodeAddress(Node1)[1]) && !s.HasNodePorts(Second[1]),
 		} {
 			if is {
 				seen[what]++

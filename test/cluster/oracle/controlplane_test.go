@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package upstream
+package oracle
 
 import (
 	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/cluster"
-	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/stage"
+	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/upstream"
 	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 )
 
@@ -17,19 +16,19 @@ import (
 func TestControlPlane(t *testing.T) {
 	kerneltest.Require(t, kerneltest.Root)
 	dir := t.TempDir()
-	c, err := StartControlPlane(t.Context(), ControlPlaneOptions{
-		Dir: dir, ServiceCIDRs: stage.ServiceCIDRs[:], Log: t.Logf,
+	c, err := upstream.StartControlPlane(t.Context(), upstream.ControlPlaneOptions{
+		Dir: dir, ServiceCIDRs: ServiceCIDRs[:], Log: t.Logf,
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for seed := range uint64(30) {
-		want := cluster.Random(seed)
+		want := RandomCluster(seed)
 		if err := want.Write(t.Context(), c.Client); err != nil {
 			t.Errorf("seed %d: %v", seed, err)
 			continue
 		}
-		got, err := cluster.Read(t.Context(), c.Client)
+		got, err := ReadCluster(t.Context(), c.Client)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cluster
+package oracle
 
 import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"strings"
-
-	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/stage"
 )
 
 const (
@@ -71,7 +69,7 @@ func (s Settings) HasNodePorts(a netip.Addr) bool {
 	some := false // ranges of the family
 	for _, text := range s.NodePortAddresses {
 		if text == "primary" {
-			if a == stage.NodeAddress(stage.Node1)[stage.Family(a)] {
+			if a == NodeAddress(Node1)[familyOf(a)] {
 				return true
 			}
 			some = true
@@ -99,12 +97,12 @@ func (g *generator) settings() Settings {
 		s.DetectLocalMode, s.Interface = "InterfaceNamePrefix", "veth"
 	case 3: // no ClusterCIDR: nothing is known to be local
 	case 4:
-		s.ClusterCIDRs = stage.ClusterCIDRs[:1] // of one family only
+		s.ClusterCIDRs = ClusterCIDRs[:1] // of one family only
 	default:
-		s.ClusterCIDRs = stage.ClusterCIDRs[:]
+		s.ClusterCIDRs = ClusterCIDRs[:]
 	}
 	second := []string{
-		netip.PrefixFrom(stage.Second[0], 32).String(), netip.PrefixFrom(stage.Second[1], 128).String(),
+		netip.PrefixFrom(Second[0], 32).String(), netip.PrefixFrom(Second[1], 128).String(),
 	}
 	s.NodePortAddresses = [][]string{
 		{"primary"}, append([]string{"primary"}, second...),
