@@ -220,7 +220,7 @@ func (f *family) writeWay(rule writeRule, chain string, direction uint8, way *fi
 				continue
 			}
 			ranges += inEach
-			load := f.load(c.Field, direction, way.AfterNAT)
+			load := f.load(c.Field, direction, way)
 			var more [][]expr.Any
 			for _, r := range c.Ranges {
 				for _, a := range alternatives {
@@ -245,30 +245,32 @@ func (f *family) writeWay(rule writeRule, chain string, direction uint8, way *fi
 }
 
 // load loads a field of a packet in the hook postrouting, as it was where the rule is.
-func (f *family) load(field firewall.Field, direction uint8, afterNAT bool) []expr.Any {
+func (f *family) load(field firewall.Field, direction uint8, way *firewall.Way) []expr.Any {
 	address := &expr.Payload{DestRegister: regKey, Base: expr.PayloadBaseNetworkHeader, Offset: 12, Len: f.AddrLen()}
 	if f.Family == nfnl.IPv6 {
 		address.Offset = 8
 	}
 	port := &expr.Payload{DestRegister: regKey, Base: expr.PayloadBaseTransportHeader, Len: 2}
-	switch field {
-	case firewall.In:
+	switch {
+	case field == firewall.In:
 		return meta(expr.MetaKeyIIFNAME)
-	case firewall.Out:
+	case field == firewall.Out:
 		return meta(expr.MetaKeyOIFNAME)
-	case firewall.Destination:
+	case field == firewall.Destination && way.Before:
+		return []expr.Any{nfnl.CtDestination(f.Family, direction, regKey)}
+	case field == firewall.DestinationPort && way.Before:
+		return []expr.Any{nfnl.CtDestinationPort(direction, regKey)}
+	case field == firewall.Destination:
 		address.Offset += f.AddrLen()
 		return []expr.Any{address}
-	case firewall.DestinationPort:
+	case field == firewall.DestinationPort:
 		port.Offset = 2
 		return []expr.Any{port}
-	}
-	switch {
-	case field == firewall.Source && afterNAT:
+	case field == firewall.Source && way.AfterNAT:
 		return []expr.Any{address}
 	case field == firewall.Source:
 		return []expr.Any{nfnl.CtSource(f.Family, direction, regKey)}
-	case afterNAT:
+	case way.AfterNAT:
 		return []expr.Any{port}
 	}
 	return []expr.Any{nfnl.CtSourcePort(direction, regKey)}

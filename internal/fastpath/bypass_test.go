@@ -4,6 +4,7 @@ package fastpath
 
 import (
 	"fmt"
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -31,6 +32,27 @@ var lateRules = []struct {
 	{"limit by as many addresses as fit", "ip saddr != " + addresses(mostRanges) + " limit rate 1000000/second counter", false},
 	{"limit by more addresses", "ip saddr != " + addresses(70) + " limit rate 1000000/second counter", false},
 	{"a drop in a chain", "ip protocol { tcp, udp } jump inner", true},
+}
+
+// elsewhereRules are rules of table inet late that matter although they are not in the hook forward, or matter once something
+// else is done.
+var elsewhereRules = []struct {
+	name, rules string
+	done        func(*world)
+	ends        bool
+}{
+	{"a limit by the Service's address", "chain c { type filter hook prerouting priority -300; ip daddr 10.96.0.10 limit rate 1000000/second counter; }", nil, false},
+	{"a limit by the endpoint's address", "chain c { type filter hook prerouting priority -50; ip daddr 10.244.1.11 limit rate 1000000/second counter; }", nil, false},
+	{"a limit of answers", "chain c { type filter hook prerouting priority -150; meta nfproto ipv4 th sport 8080 limit rate 1000000/second counter; }", nil, false},
+	{"an early drop", "chain c { type filter hook prerouting priority -150; ip saddr 10.244.1.2 counter drop; }", nil, true},
+	{"an early policy", "chain c { type filter hook prerouting priority 10; policy drop; meta nfproto ipv6 accept; }", nil, true},
+	{"a mark that conntrack gets", "chain c { type filter hook forward priority 0; meta nfproto ipv4 ct mark 7 counter drop; }", func(w *world) {
+		w.sh("conntrack -U -p tcp -d 10.96.0.10 -m 7 2>&1")
+	}, true},
+	{"a set that packets fill", "set bad { type ipv4_addr; }\nchain p { type filter hook input priority 0; add @bad { ip saddr }; }\n" +
+		"chain c { type filter hook forward priority 0; ip saddr @bad counter drop; }", func(w *world) {
+		_, _ = w.client.Connect(lab.TCP, netip.MustParseAddrPort("192.168.100.11:9")) // it is refused
+	}, true},
 }
 
 // addresses is a set of n addresses, none of which a connection has.
@@ -71,6 +93,26 @@ func testLateRule(t *testing.T, engine Engine) {
 				w.unharmed(elsewhere)
 			})
 		}
+	}
+	for _, r := range elsewhereRules {
+		t.Run(r.name, func(t *testing.T) {
+			w := newWorld(t, Config{Engine: engine, Threshold: threshold})
+			to, elsewhere := w.stream(lab.TCP, web, false), w.stream(lab.TCP, web, true)
+			w.fast(to, elsewhere)
+			w.nft("table inet late {\n" + r.rules + "\n}")
+			if r.done != nil {
+				w.until("it leaves the fast path", func() bool { _, is := to.flow(); return !is })
+				r.done(w)
+			}
+			if r.ends {
+				w.dropped(to, elsewhere)
+			} else {
+				w.until("packets are counted", func() bool { n := w.counted(); w.goesOn(to); return w.counted() >= n+10 })
+				w.unharmed(to)
+			}
+			w.fast(elsewhere)
+			w.unharmed(elsewhere)
+		})
 	}
 	t.Run("all", func(t *testing.T) {
 		w := newWorld(t, Config{Engine: engine, Threshold: threshold, Bypass: BypassAll})
@@ -184,7 +226,7 @@ func (w *world) addRule(rule string) {
 // counted is how many packets the added rule has counted.
 func (w *world) counted() (n int) {
 	w.t.Helper()
-	if _, rest, ok := strings.Cut(w.nft("list chain inet late forward"), "counter packets "); ok {
+	if _, rest, ok := strings.Cut(w.nft("list table inet late"), "counter packets "); ok {
 		w.check2(fmt.Sscan(rest, &n))
 	}
 	return n

@@ -13,9 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// This file says what the rules of others at the hooks forward and postrouting do to packets of established
-// connections. Counters alone do not count, and rules behind one that accepts such packets do not. Rules of two
-// kinds matter:
+// This file says what the rules of others at the hooks prerouting, forward and postrouting do to packets of established
+// connections. Counters alone do not count, and rules behind one that accepts such packets do not. A mark that all packets
+// of a connection get in prerouting does not count either, as routing by marks is the rule there. Rules of two kinds
+// matter:
 //
 //   - Some do the same to all packets of a direction of a connection: they drop them by addresses, ports or
 //     interfaces. Packets that have passed all chains were judged by these.
@@ -58,6 +59,7 @@ type Way struct {
 	IPv6     bool
 	Protocol uint8
 	AfterNAT bool // the chain sees sources after SNAT
+	Before   bool // the chain sees destinations before DNAT
 	Steps    []Step
 }
 
@@ -88,7 +90,7 @@ func Examine(ctx context.Context, conn *nfnl.Conn) (*Established, error) {
 		chains, failed := chains(ctx, conn, ipv6, matters)
 		err = errors.Join(err, failed)
 		for _, c := range chains {
-			if c.walker == nil || c.Hook != unix.NF_INET_FORWARD && c.Hook != unix.NF_INET_POST_ROUTING {
+			if c.walker == nil || !hooks[c.Hook] {
 				continue
 			}
 			for _, protocol := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
@@ -101,7 +103,8 @@ func Examine(ctx context.Context, conn *nfnl.Conn) (*Established, error) {
 				}
 				const priorityNATSource = 100
 				if steps := relevant(w.steps); len(steps) > 0 {
-					e.Ways = append(e.Ways, Way{ipv6, protocol, c.Hook == unix.NF_INET_POST_ROUTING && c.Priority >= priorityNATSource, steps})
+					after, before := c.Hook == unix.NF_INET_POST_ROUTING && c.Priority >= priorityNATSource, c.Hook == unix.NF_INET_PRE_ROUTING && c.Priority < PriorityDNAT
+					e.Ways = append(e.Ways, Way{ipv6, protocol, after, before, steps})
 				}
 			}
 		}
@@ -110,9 +113,10 @@ func Examine(ctx context.Context, conn *nfnl.Conn) (*Established, error) {
 	return e, err
 }
 
-func matters(c *nfnl.BaseChain) bool {
-	return c.Type != "nat" && (c.Hook == unix.NF_INET_FORWARD || c.Hook == unix.NF_INET_POST_ROUTING)
-}
+// hooks are those that packets on the fast path skip.
+var hooks = map[uint32]bool{unix.NF_INET_PRE_ROUTING: true, unix.NF_INET_FORWARD: true, unix.NF_INET_POST_ROUTING: true}
+
+func matters(c *nfnl.BaseChain) bool { return c.Type != "nat" && hooks[c.Hook] }
 
 // relevant leaves out steps that make no difference.
 func relevant(steps []Step) (all []Step) {
@@ -209,11 +213,11 @@ func (f Field) fills(first, last []byte, ipv6 bool) []Range {
 }
 
 // constant are expressions of nf_tables and matches of iptables whose results are the same for all packets of one direction of
-// a connection. (A mark is, as what sets one is an effect.)
+// a connection. (A packet's mark is, as what sets one is an effect. Programs can set that of a connection at any time.)
 var constant = map[string]bool{
 	"fib": true, "rt": true, "socket": true, "xfrm": true, "byteorder": true,
 	"conntrack": true, "state": true, "comment": true, "tcp": true, "udp": true, "multiport": true, "addrtype": true, "mark": true,
-	"connmark": true, "iprange": true, "mac": true, "physdev": true, "policy": true, "rpfilter": true, "icmp": true, "icmp6": true, "sctp": true,
+	"iprange": true, "mac": true, "physdev": true, "policy": true, "rpfilter": true, "icmp": true, "icmp6": true, "sctp": true,
 }
 
 // constantMeta are keys of "meta" that are like that, and varyingCT those of "ct" that are not.
@@ -223,7 +227,8 @@ var constantMeta = map[uint32]bool{
 	unix.NFT_META_BRI_OIFNAME: true, unix.NFT_META_RTCLASSID: true,
 }
 
-var varyingCT = map[uint32]bool{unix.NFT_CT_EXPIRATION: true, unix.NFT_CT_PKTS: true, unix.NFT_CT_BYTES: true, unix.NFT_CT_AVGPKT: true}
+var varyingCT = map[uint32]bool{unix.NFT_CT_EXPIRATION: true, unix.NFT_CT_PKTS: true, unix.NFT_CT_BYTES: true, unix.NFT_CT_AVGPKT: true,
+	unix.NFT_CT_MARK: true, unix.NFT_CT_LABELS: true}
 
 // note adds text to the hash of the rules that were met.
 func (w *walker) note(parts ...[]byte) {

@@ -173,7 +173,9 @@ func TestKeeps(t *testing.T) {
 		{"ip daddr . tcp dport { 10.244.1.11 . 8080 } log", v4, v6},
 		{"ct original ip daddr 10.96.0.1 limit rate 1/second", v4, ""},
 		{"ip daddr 10.244.1.11 drop", "", v4},
-		{"ct mark 1 drop", "", v4},
+		{"ct mark 1 drop", v4, ""},
+		{"ct label 1 drop", v4, ""},
+		{"ip daddr @filled drop", v4, v6},
 		{"ip daddr @fixed drop", "", v4},
 		{"ct state established,related accept; log; limit rate 1/second drop", "", v4},
 		{"ct state vmap { established : accept, invalid : drop }; log", "", v4},
@@ -186,13 +188,45 @@ func TestKeeps(t *testing.T) {
 		{"limit name l1", v4, ""},
 	} {
 		e := load("table inet t {\ncounter c1 { }\nlimit l1 { rate 1/second }\nset recent { type ipv4_addr; flags dynamic; size 9; timeout 1m; }\nset fixed { type ipv4_addr; elements = { 10.244.1.11 }; }\n" +
-			"set lease { type ipv4_addr; flags timeout; elements = { 10.244.1.11 timeout 1h }; }\nmap leases { type ipv4_addr : verdict; flags timeout; elements = { 10.244.1.11 timeout 1h : accept }; }\n" +
+			"set filled { type ipv4_addr; }\nchain fill { type filter hook input priority 0; add @filled { ip saddr }; }\nset lease { type ipv4_addr; flags timeout; elements = { 10.244.1.11 timeout 1h }; }\nmap leases { type ipv4_addr : verdict; flags timeout; elements = { 10.244.1.11 timeout 1h : accept }; }\n" +
 			"chain c { ip daddr 10.244.1.11 drop; }\nchain f { type filter hook forward priority 0;\n" + strings.ReplaceAll(c.rules, "; ", "\n") + "\n}\n}")
 		for text, want := range map[string]bool{c.kept: true, c.not: false} {
 			var b between
 			if n, _ := fmt.Sscan(text, &b.src, &b.dst, &b.in, &b.out); n == 4 && e.keeps(b) != want {
 				t.Errorf("%s: keeps %s: %t\n%+v", c.rules, text, !want, e.Ways)
 			}
+		}
+	}
+}
+
+// TestKeepsEarly has rules in the hook prerouting, and what they keep.
+func TestKeepsEarly(t *testing.T) {
+	load := newNode(t)
+	const v4, v6 = "10.244.1.2:40000 10.244.1.11:8080 veth1 veth2", "[fd00::2]:40000 [fd00::b]:8080 veth1 veth2"
+	for _, c := range []struct{ rules, kept, not string }{
+		{"ip saddr 10.244.1.2 limit rate 1/second", v4, v6},
+		{"ip saddr 10.244.1.2 meta length > 100 drop", v4, v6},
+		{"ip saddr 10.244.1.2 drop", "", v4},
+		{"ip ttl set 4", v4, v6},
+		{"meta mark set 1", "", v4},
+		{"ct mark set 1", "", v4},
+		{"meta mark set ct mark", "", v4},
+		{"limit rate 1/second meta mark set 1", v4, ""},
+		{"meta length > 100 meta mark set 1", v4, ""},
+		{"meta length > 100 return; meta mark set 1", v4, ""},
+		{"add @recent { ip saddr limit rate 1/second } meta mark set 1", v4, v6},
+		{"ct mark 7 meta mark set 1", v4, ""},
+		{"ct state established accept; limit rate 1/second", "", v4},
+	} {
+		e := load("table inet t {\nset recent { type ipv4_addr; flags dynamic; size 9; timeout 1m; }\nchain p { type filter hook prerouting priority -150;\n" + strings.ReplaceAll(c.rules, "; ", "\n") + "\n}\n}")
+		for text, want := range map[string]bool{c.kept: true, c.not: false} {
+			var b between
+			if n, _ := fmt.Sscan(text, &b.src, &b.dst, &b.in, &b.out); n == 4 && e.keeps(b) != want {
+				t.Errorf("%s: keeps %s: %t\n%+v", c.rules, text, !want, e.Ways)
+			}
+		}
+		if want := strings.HasPrefix(c.rules, "ip saddr 10.244.1.2 drop"); e.Judges != want {
+			t.Errorf("%s: judges %t", c.rules, e.Judges)
 		}
 	}
 }

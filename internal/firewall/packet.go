@@ -173,11 +173,13 @@ type walker struct {
 	steps  []Step
 	judges bool        // see Established
 	varies bool        // whether packets got here is no property of their connection
+	early  bool        // in the hook prerouting
 	hash   hash.Hash64 // of the rules that were met, if not nil
 
-	conn  *nfnl.Conn // of a table of nf_tables
-	table nfnl.Table
-	sets  []nfnl.Set
+	conn   *nfnl.Conn // of a table of nf_tables
+	table  nfnl.Table
+	sets   []nfnl.Set
+	filled map[string]bool // sets that packets fill
 }
 
 // Dropping is a rule or a policy that drops or rejects the packet, or may do so, or keeps Slipstream from
@@ -206,6 +208,7 @@ func (c *Chain) Drops(p *Packet) []Dropping {
 		return nil
 	}
 	w.packet, w.drops, w.skips, w.steps, w.judges, w.varies = p, nil, nil, nil, false, false
+	w.early = c.Hook == unix.NF_INET_PRE_ROUTING
 	w.note([]byte(c.Name), []byte(strconv.FormatBool(c.Policy)))
 	if ends := w.chain(c.Name, path{certain: true, whole: true}, 0); c.Policy && ends != yes {
 		w.drop("the policy of chain "+c.Name, path{certain: ends == no})
@@ -222,13 +225,18 @@ func (c *Chain) Drops(p *Packet) []Dropping {
 
 // newWalker reads a table of nf_tables.
 func newWalker(conn *nfnl.Conn, t nfnl.Table) (*walker, error) {
-	w := &walker{conn: conn, table: t, rules: map[string][]rule{}}
+	w := &walker{conn: conn, table: t, rules: map[string][]rule{}, filled: map[string]bool{}}
 	all, err := conn.Rules(t, "")
 	if err != nil {
 		return nil, err
 	}
 	for i := range all {
 		r := &all[i]
+		for _, e := range nfnl.Attributes(r.Expressions) {
+			if nfnl.Text(e, unix.NFTA_EXPR_NAME) == "dynset" {
+				w.filled[nfnl.Text(nfnl.Attr(e, unix.NFTA_EXPR_DATA), unix.NFTA_DYNSET_SET_NAME)] = true
+			}
+		}
 		text := fmt.Sprintf("chain %s, rule with handle %d", r.Chain, r.Handle)
 		if r.Text() != "" {
 			text += fmt.Sprintf(", %q", r.Text())
@@ -262,7 +270,7 @@ func (w *walker) chain(name string, p path, depth int) (ends matching) {
 				continue
 			}
 			here := p.through(&o)
-			if o.effect != "" {
+			if o.effect != "" && (o.effect != "marks" || !w.early || w.varies || here.varies) {
 				w.skips = append(w.skips, Skip{r.text, o.effect, true})
 				w.step(here, true)
 			}
@@ -409,7 +417,7 @@ func (w *walker) rule(r *nfnl.RuleInfo) []outcome {
 				fields := map[uint32]Field{unix.NFT_META_IIFNAME: In, unix.NFT_META_OIFNAME: Out, unix.NFT_META_MARK: mark}
 				regs.store(registerAt(data, unix.NFTA_META_DREG), w.packet.meta(key), origin{field: fields[key], varies: !constantMeta[key] && fields[key] == Other})
 			} else if f, is := regs.load(registerAt(data, unix.NFTA_META_SREG), 4); is.field != mark && (len(f.value) != 4 || compare(f, unix.NFT_CMP_EQ, make([]byte, 4)) != yes) {
-				o.effect = "marks" // packets on the fast path have no mark, which the others keep: to clear one is no effect
+				o.effect = cmp.Or(o.effect, "marks") // packets on the fast path have no mark, which the others keep: to clear one is no effect
 			}
 		case "ct":
 			key := nfnl.Num(data, unix.NFTA_CT_KEY)
@@ -427,7 +435,7 @@ func (w *walker) rule(r *nfnl.RuleInfo) []outcome {
 			if nfnl.Attr(data, unix.NFTA_CT_DREG) != nil {
 				regs.store(registerAt(data, unix.NFTA_CT_DREG), f, origin{varies: varyingCT[key]})
 			} else {
-				o.effect = "marks"
+				o.effect = cmp.Or(o.effect, "marks")
 			}
 		case "immediate":
 			value := nfnl.Attr(data, unix.NFTA_IMMEDIATE_DATA)
@@ -702,7 +710,7 @@ func (w *walker) lookup(data []byte, o *outcome, regs *registers) (all []outcome
 	interval := set.Flags&unix.NFT_SET_INTERVAL != 0
 	expires := set.Flags&unix.NFT_SET_TIMEOUT != 0 // elements do, which is no change of the ruleset
 	o.expires = o.expires || expires
-	varies := is.varies || set.Flags&unix.NFT_SET_EVAL != 0 || expires && (inverted || verdicts) || err != nil
+	varies := is.varies || set.Flags&unix.NFT_SET_EVAL != 0 || w.filled[name] || expires && (inverted || verdicts) || err != nil
 	switch {
 	case verdicts && found == yes:
 		o.v = v

@@ -97,6 +97,20 @@ func CtSourcePort(direction uint8, register uint32) expr.Any {
 	return ctDirected{&expr.Ct{}, uint32(expr.CtKeyPROTOSRC), register, direction}
 }
 
+// CtDestination loads the destination address of a connection's packets in one direction, before any translation.
+func CtDestination(f Family, direction uint8, register uint32) expr.Any {
+	key := uint32(ctDstIP)
+	if f == IPv6 {
+		key = ctDstIP6
+	}
+	return ctDirected{&expr.Ct{}, key, register, direction}
+}
+
+// CtDestinationPort loads the destination port like that.
+func CtDestinationPort(direction uint8, register uint32) expr.Any {
+	return ctDirected{&expr.Ct{}, uint32(expr.CtKeyPROTODST), register, direction}
+}
+
 func (e ctDirected) encode() []byte {
 	var a attrs
 	a.string(unix.NFTA_EXPR_NAME, "ct")

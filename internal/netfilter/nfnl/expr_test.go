@@ -14,9 +14,10 @@ import (
 func TestCtDirectionIsAByte(t *testing.T) {
 	original := OriginalDestination(IPv6, 8)
 	for name, e := range map[string]expr.Any{
-		"address":  original[0],
-		"port":     original[2],
-		"CtSource": CtSource(IPv4, Original, 8),
+		"address":           original[0],
+		"port":              original[2],
+		"CtSource":          CtSource(IPv4, Original, 8),
+		"CtDestinationPort": CtDestinationPort(Original, 8),
 	} {
 		b, err := encode(IPv4, e)
 		if err != nil {
