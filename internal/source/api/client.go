@@ -67,19 +67,24 @@ func (c *Client) Server() (all []netip.AddrPort) {
 	return all
 }
 
-// metadata returns a client for the metadata of objects, and the media types of lists of it.
-func (c *Client) metadata() (_ *Client, lists string) {
+func (c *Client) takesProtobuf() bool {
+	return strings.Contains(cmp.Or(c.config.AcceptContentTypes, c.config.ContentType), runtime.ContentTypeProtobuf)
+}
+
+// Media types of the metadata of objects.
+const (
+	metadataOf     = ";as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+	metadataListOf = ";as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+)
+
+// metadata returns a client for the metadata of objects.
+func (c *Client) metadata() *Client {
 	of := *c
-	media := []string{runtime.ContentTypeJSON}
-	if strings.Contains(cmp.Or(c.config.AcceptContentTypes, c.config.ContentType), runtime.ContentTypeProtobuf) {
-		media = []string{runtime.ContentTypeProtobuf, runtime.ContentTypeJSON}
+	of.config.AcceptContentTypes = runtime.ContentTypeJSON + metadataOf
+	if c.takesProtobuf() {
+		of.config.AcceptContentTypes = runtime.ContentTypeProtobuf + metadataOf + "," + of.config.AcceptContentTypes
 	}
-	as := func(kind string) string {
-		kind = ";as=" + kind + ";g=meta.k8s.io;v=v1"
-		return strings.Join(media, kind+",") + kind
-	}
-	of.config.AcceptContentTypes = as("PartialObjectMetadata")
-	return &of, as("PartialObjectMetadataList")
+	return &of
 }
 
 // For returns a REST client for a few types of one version of one group of the API,

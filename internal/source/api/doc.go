@@ -5,10 +5,10 @@
 // Namespaces, the pods of the Node, and all Nodes or their metadata. The selectors are those of kube-proxy 1.37 (kinds.go).
 //
 // The Reflector of client-go lists and watches: WatchList (KEP-3157), or a list where the
-// server does not stream, and resumption after a lost connection. Objects of a stream are delivered when
-// they are read, those of a list when all are decoded, and only their names and versions are kept (store.go).
-// Events enter a queue, which a sink that blocks, for example while iptables-restore waits for its lock, does
-// not keep from growing (queue.go).
+// server does not stream, and resumption after a lost connection. Objects are delivered when
+// they are read, and only their names and versions are kept (store.go). The answer to a list
+// is decoded object by object (list.go). Events enter a queue, which a sink that blocks, for
+// example while iptables-restore waits for its lock, does not keep from growing (queue.go).
 //
 // # Failures
 //

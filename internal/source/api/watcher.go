@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
@@ -38,29 +39,24 @@ type watcher struct {
 	*run
 	kind   *kind
 	store  *store
+	rest   rest.Interface
 	client *cache.ListWatch
 
-	absent error              // why an optional kind cannot be listed
-	giveUp context.CancelFunc // ends the current attempt
+	protobuf bool               // lists may have protobuf encoding
+	absent   error              // why an optional kind cannot be listed
+	giveUp   context.CancelFunc // ends the current attempt
 }
 
 func newWatcher(r *run, c *Client, k *kind) (*watcher, error) {
-	media := ""
 	if k.metadata {
-		c, media = c.metadata()
+		c = c.metadata()
 	}
 	client, err := c.For(k.version, k.object("", ""), k.list)
 	if err != nil {
 		return nil, err
 	}
-	w := &watcher{run: r, kind: k}
+	w := &watcher{run: r, kind: k, rest: client, protobuf: c.takesProtobuf()}
 	w.client = cache.NewFilteredListWatchFromClient(client, k.resource, metav1.NamespaceAll, k.selectFrom)
-	if k.metadata {
-		w.client.ListWithContextFunc = func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			k.selectFrom(&o)
-			return client.Get().Resource(k.resource).VersionedParams(&o, metav1.ParameterCodec).SetHeader("Accept", media).Do(ctx).Get()
-		}
-	}
 	w.store = &store{
 		kind:  k,
 		put:   r.queue.put,
@@ -95,7 +91,7 @@ func (w *watcher) attempt(ctx context.Context) {
 	again := backoff
 	r := cache.NewReflectorWithOptions(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			list, err := w.client.ListWithContext(ctx, o)
+			list, err := w.list(ctx, o)
 			w.requested(ctx, &o, err)
 			return list, err
 		},
