@@ -27,8 +27,12 @@ func installDoc(t *testing.T) string {
 // TestDocsHelm renders the chart with the settings of each "helm install" in the
 // documentation, which have to be known to the chart.
 func TestDocsHelm(t *testing.T) {
-	commands := regexp.MustCompile(`(?m)^    helm install (?:.*\\\n)*.*$`).FindAllString(installDoc(t), -1)
-	if len(commands) < 2 {
+	operate, err := os.ReadFile("../../../docs/operate.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	commands := regexp.MustCompile(`(?m)^    helm install (?:.*\\\n)*.*$`).FindAllString(installDoc(t)+string(operate), -1)
+	if len(commands) < 4 {
 		t.Fatalf("%d commands found", len(commands))
 	}
 	known := map[string]any{}
@@ -46,7 +50,7 @@ func TestDocsHelm(t *testing.T) {
 				t.Fatal(err)
 			}
 			path := strings.Split(strings.Split(set[1], "=")[0], ".")
-			if path[0] != "config" {
+			if path[0] != "config" && path[0] != "nodeSelector" {
 				if _, ok, _ := unstructured.NestedFieldNoCopy(known, path...); !ok {
 					t.Errorf("the chart has no value %s", path)
 				}
