@@ -13,6 +13,7 @@ import (
 	"math"
 	"math/bits"
 	"slices"
+	"sort"
 	"strings"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
@@ -190,8 +191,8 @@ func inTurn(slots map[desired.Backend]int) []desired.Backend {
 
 // candidate is a backend whose slots are being chosen.
 type candidate struct {
-	sequence       uint64
-	weight, credit uint64
+	desired.Backend
+	sequence, weight uint64
 }
 
 // next returns the next slot in the backend's order: pseudo-random numbers (splitmix64).
@@ -215,38 +216,44 @@ func (w Weights) table(size int) []desired.Backend {
 	if len(w) == 0 {
 		return nil
 	}
-	backends := slices.SortedFunc(maps.Keys(w), desired.Backend.Compare)
 	heaviest := slices.Max(slices.Collect(maps.Values(w)))
-	all := make([]candidate, len(backends))
-	for i, b := range backends {
+	var all []candidate
+	for _, b := range slices.SortedFunc(maps.Keys(w), desired.Backend.Compare) {
+		if w[b] == 0 && heaviest > 0 {
+			continue
+		}
 		ip := b.As16()
 		sum := sha256.Sum256(binary.BigEndian.AppendUint16(ip[:], b.Port()))
-		all[i] = candidate{
-			sequence: binary.BigEndian.Uint64(sum[:]), weight: w[b],
+		all = append(all, candidate{b, binary.BigEndian.Uint64(sum[:]), max(w[b], 1)})
+	}
+	heaviest = max(heaviest, 1)
+	// All have a turn in round 0. Only the turns are visited, as there can be many rounds with few.
+	turns := func(c *candidate, round int) int { return 1 + int(uint64(round)*c.weight/heaviest) }
+	rounds := make([][]int, 1+sort.Search(size-1, func(last int) bool {
+		sum := 0
+		for i := range all {
+			sum += turns(&all[i], last)
 		}
-		if w[b] > 0 {
-			all[i].credit = heaviest - w[b] // for a slot in the first round
+		return sum >= size
+	}))
+	for i := range all {
+		c := &all[i]
+		for n := range turns(c, len(rounds)-1) {
+			round := (uint64(n)*heaviest + c.weight - 1) / c.weight
+			rounds[round] = append(rounds[round], i)
 		}
 	}
 	table := make([]desired.Backend, size)
 	taken := make([]bool, size)
-	for filled := 0; ; {
-		for i := range all {
-			c := &all[i]
-			if c.credit += c.weight; c.credit < heaviest {
-				continue
-			}
-			c.credit -= heaviest
-			slot := c.next(size)
-			for taken[slot] {
-				slot = c.next(size)
-			}
-			taken[slot], table[slot] = true, backends[i]
-			if filled++; filled == size {
-				return table
-			}
+	for _, i := range slices.Concat(rounds...)[:size] {
+		c := &all[i]
+		slot := c.next(size)
+		for taken[slot] {
+			slot = c.next(size)
 		}
+		taken[slot], table[slot] = true, c.Backend
 	}
+	return table
 }
 
 // ChoiceOf describes the slots of a pool.

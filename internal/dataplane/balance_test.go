@@ -3,6 +3,8 @@
 package dataplane
 
 import (
+	"crypto/sha256"
+	"encoding/binary"
 	"maps"
 	"math"
 	"math/rand/v2"
@@ -177,6 +179,47 @@ func TestMaglevWeights(t *testing.T) {
 	for b, n := range w {
 		if off := float64(slots[b])/4093 - float64(n)/sum; math.Abs(off) > 0.001 {
 			t.Errorf("weight %d of %.0f: %d slots of 4093", n, sum, slots[b])
+		}
+	}
+}
+
+// TestMaglevRounds compares tables with those that follow from the definition: in each round, each backend whose
+// weights of all rounds have come to the largest weight again takes its next free slot.
+func TestMaglevRounds(t *testing.T) {
+	for n := range 60 {
+		w, size := Weights{}, []int{251, 1021}[n%2]
+		for i := range 1 + n*n/10 {
+			w[testBackend(i)] = rand.Uint64N(101) * rand.Uint64N(uint64(n/20+1)*100000)
+		}
+		first := w.table(size)
+		heaviest := slices.Max(slices.Collect(maps.Values(w)))
+		backends, credits := slices.SortedFunc(maps.Keys(w), desired.Backend.Compare), map[desired.Backend]uint64{}
+		next := map[desired.Backend]*candidate{}
+		for _, b := range backends {
+			if w[b] > 0 {
+				credits[b] = heaviest - w[b]
+			}
+			ip := b.As16()
+			sum := sha256.Sum256(binary.BigEndian.AppendUint16(ip[:], b.Port()))
+			next[b] = &candidate{sequence: binary.BigEndian.Uint64(sum[:])}
+		}
+		want := make([]desired.Backend, size)
+		for filled := 0; filled < size; {
+			for _, b := range backends {
+				if credits[b] += w[b]; credits[b] < heaviest || filled == size {
+					continue
+				}
+				credits[b] -= heaviest
+				slot := next[b].next(size)
+				for want[slot] != (desired.Backend{}) {
+					slot = next[b].next(size)
+				}
+				want[slot] = b
+				filled++
+			}
+		}
+		if !slices.Equal(first, want) {
+			t.Errorf("%d backends: another table", len(w))
 		}
 	}
 }

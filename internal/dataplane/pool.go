@@ -21,7 +21,8 @@ type Pool struct {
 
 	Slots     []desired.Backend   // has a backend several times because of weights or a table
 	weights   Weights             // nil if each backend has one slot and the default weight
-	Frontends []*desired.Frontend // that refer to the pool
+	Frontends []*desired.Frontend // that refer to the pool, in any order
+	places    map[desired.FrontendKey]int
 }
 
 // NewPool returns an empty pool that a change describes.
@@ -30,11 +31,38 @@ func NewPool(c *desired.PoolChange) Pool {
 }
 
 // Refer adds a frontend that refers to the pool.
-func (p *Pool) Refer(f *desired.Frontend) { p.Frontends = append(p.Frontends, f) }
+func (p *Pool) Refer(f *desired.Frontend) {
+	p.Frontends = append(p.Frontends, f)
+	if p.places != nil {
+		p.places[f.FrontendKey] = len(p.Frontends) - 1
+	}
+}
 
-// Unrefer removes the frontend with a key from the frontends that refer to the pool.
+// Unrefer removes the frontend with a key from the frontends that refer to the pool. A Service may have many
+// thousands, for which there is an index.
 func (p *Pool) Unrefer(key desired.FrontendKey) {
-	p.Frontends = slices.DeleteFunc(p.Frontends, func(f *desired.Frontend) bool { return f.FrontendKey == key })
+	if p.places == nil && len(p.Frontends) > 32 {
+		p.places = map[desired.FrontendKey]int{}
+		for i, f := range p.Frontends {
+			p.places[f.FrontendKey] = i
+		}
+	}
+	i, has := p.places[key]
+	if p.places == nil {
+		i = slices.IndexFunc(p.Frontends, func(f *desired.Frontend) bool { return f.FrontendKey == key })
+		has = i >= 0
+	}
+	if !has {
+		return
+	}
+	last := len(p.Frontends) - 1
+	if p.Frontends[i] = p.Frontends[last]; p.places != nil {
+		p.places[p.Frontends[i].FrontendKey] = i
+		delete(p.places, key)
+	}
+	if p.Frontends = p.Frontends[:last]; last == 0 {
+		p.places = nil
+	}
 }
 
 // Pools are a dataplane's pools by ID. P is the dataplane's type, which contains a Pool.

@@ -14,7 +14,7 @@ import (
 // beyond has none because of them: its backends are chosen at random, and all are equally likely. A
 // slot takes about 100 bytes of kernel memory, and 200 of the proxy's while it is written.
 //
-// MaxElements is how many frontends and backends the Services of a namespace may have, of which an
+// MaxElements is how many frontends, source ranges of frontends and backends the Services of a namespace may have, of which an
 // object of a megabyte could make millions; and 256 more for each of them, so that many ordinary ones
 // have room. A Service beyond has none. One takes about 70 bytes of the kernel's memory, and 170 of
 // the proxy's.
@@ -156,13 +156,18 @@ func (b *budget) limit(svc *service) int {
 	return b.level + b.more*len(b.tenants[svc.name.Namespace].needs)
 }
 
-// elements returns how many frontends and backends a Service would have at most.
+// elements returns how many frontends, source ranges of these, and backends a Service would have at most.
 func (svc *service) elements() (n int) {
 	spec := svc.wanted
 	if spec == nil {
 		return 0
 	}
 	n = len(spec.ports) * (len(spec.clusterIPs) + len(spec.external) + 1)
+	for _, a := range spec.external {
+		if a.kind == LoadBalancerIP { // each of its frontends has all source ranges
+			n += len(spec.ports) * len(spec.ranges[FamilyOf(a.ip)])
+		}
+	}
 	for f, backends := range svc.backends {
 		if spec.has(Family(f)) {
 			n += backends
@@ -183,7 +188,7 @@ func (s *State) countElements(svc *service) {
 	for _, svc := range s.elements.set(svc, svc.elements()) {
 		if s.elements.over(svc) {
 			s.problems = append(s.problems, problemOf(svc.name, "spec.ports", fmt.Sprintf(
-				"the Service is left out: it needs %d frontends and endpoints, and its namespace may have %d", svc.elements(), s.elements.limit(svc))))
+				"the Service is left out: it needs %d frontends, source ranges and endpoints, and its namespace may have %d", svc.elements(), s.elements.limit(svc))))
 		}
 		s.serve(svc)
 	}

@@ -71,6 +71,7 @@ func (s *State) collect() *Update {
 	}
 	s.dirtyEndpoints, s.dirtyFrontends = nil, nil
 	c.Problems, s.problems = s.problems, nil
+	clear(s.contests)
 	return c
 }
 

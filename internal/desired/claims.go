@@ -126,6 +126,9 @@ func (s *State) reportContest(f *frontend, key FrontendKey, winner, loser claim)
 		return
 	}
 	f.contest = &contest
+	if s.contests[loser.port.service]++; s.contests[loser.port.service] > mostProblems {
+		return
+	}
 	field := "spec.ports"
 	if loser.port.last != 0 {
 		field = rangesField

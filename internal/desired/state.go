@@ -46,6 +46,7 @@ type State struct {
 	problems       []Problem
 	told           map[string][]Problem         // those that an object had in its last version
 	contested      map[types.NamespacedName]int // numbers of frontends that another Service has
+	contests       map[*service]int             // numbers of problems about them since the last change
 
 	slots    budget
 	elements budget
@@ -72,6 +73,7 @@ func New(c Config) *State {
 		dirtyRanges: map[netip.Addr]bool{},
 		balancers:   newBalancers(),
 		contested:   map[types.NamespacedName]int{},
+		contests:    map[*service]int{},
 		otherNodes:  map[string][]netip.Addr{},
 		following:   map[*endpoints]bool{},
 		warming:     map[*endpoints]bool{},

@@ -18,8 +18,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// workloads take a size, by name.
-var workloads = map[string]func(n int){
+// Workloads take a size, by name.
+var Workloads = map[string]func(n int){
 	"ports of a Service": func(n int) {
 		svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "b"}, Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1"}}
 		for i := range n {
@@ -185,6 +185,25 @@ var workloads = map[string]func(n int){
 			})
 		}
 	},
+	"external IPs of a Service of UDP": func(n int) {
+		s, svc := New(Config{}), &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "b"},
+			Spec:       corev1.ServiceSpec{ClusterIP: "10.96.0.1", Ports: []corev1.ServicePort{{Port: 80, Protocol: corev1.ProtocolUDP}}},
+		}
+		for i := range n {
+			svc.Spec.ExternalIPs = append(svc.Spec.ExternalIPs, fmt.Sprintf("198.18.%d.%d", i>>8, i&255))
+		}
+		s.SetService(svc)
+		for i := range 4 {
+			slice := &discoveryv1.EndpointSlice{
+				ObjectMeta:  metav1.ObjectMeta{Namespace: "a", Name: "b", Labels: map[string]string{discoveryv1.LabelServiceName: "b"}},
+				AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Port: ptr.To[int32](80), Protocol: ptr.To(corev1.ProtocolUDP)}},
+				Endpoints: []discoveryv1.Endpoint{{Addresses: []string{fmt.Sprint("10.244.0.", i+1)}}},
+			}
+			s.SetEndpointSlice(slice)
+			s.Change()
+		}
+	},
 	"problems of a Service": func(n int) {
 		svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "b"}, Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1"}}
 		s := New(Config{})
@@ -220,20 +239,20 @@ func addSlice(s *State, i int, ip string) {
 	})
 }
 
-// TestWorkGrowsWithSize counts the statements that the package executes: for twice as much, about twice as
+// TestWorkGrowsWithSize counts the statements that the package, and dataplane, execute: for twice as much, about twice as
 // many. What one tenant may write must not stop the only loop. To count, it runs itself with coverage.
 func TestWorkGrowsWithSize(t *testing.T) {
 	const name, size = "SLIPSTREAM_WORKLOAD", "SLIPSTREAM_WORKLOAD_SIZE"
-	if do := workloads[os.Getenv(name)]; do != nil {
+	if do := Workloads[os.Getenv(name)]; do != nil {
 		n, _ := strconv.Atoi(os.Getenv(size))
 		do(n)
 		return
 	}
 	profile, binary := filepath.Join(t.TempDir(), "profile"), filepath.Join(t.TempDir(), "test")
-	if out, err := exec.Command("go", "test", "-c", "-covermode=count", "-o", binary, ".").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "test", "-c", "-covermode=count", "-coverpkg=.,../dataplane", "-o", binary, ".").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	for workload := range workloads {
+	for workload := range Workloads {
 		statements := func(n int) (sum int) {
 			cmd := exec.Command(binary, "-test.run=^"+t.Name()+"$", "-test.coverprofile="+profile)
 			cmd.Env = append(os.Environ(), name+"="+workload, size+"="+strconv.Itoa(n))

@@ -37,12 +37,13 @@ func (z *zones) areOf(e *discoveryv1.Endpoint) bool {
 }
 
 // zonesOf copies the names of an endpoint's zones. Substrings would keep
-// the object's memory alive.
+// the object's memory alive. A Node's zone is a label of at most 63 characters, so that no longer name is one.
 func zonesOf(e *discoveryv1.Endpoint) (z zones) {
-	z.own = strings.Clone(ptr.Deref(e.Zone, ""))
+	keep := func(name string) string { return strings.Clone(name[:min(len(name), 64)]) }
+	z.own = keep(ptr.Deref(e.Zone, ""))
 	if e.Hints != nil {
 		for _, h := range e.Hints.ForZones {
-			z.hints = append(z.hints, strings.Clone(h.Name))
+			z.hints = append(z.hints, keep(h.Name))
 		}
 		slices.Sort(z.hints)
 		z.hints = slices.Compact(z.hints)

@@ -195,15 +195,21 @@ func (f *frontend) members() (all []setWrite) {
 
 // update writes the changes of a frontend's memberships. Either may be nil.
 func (w *setWrites) update(from, to *frontend) {
-	was, is := from.members(), to.members()
+	was, is, all := from.members(), to.members(), map[setWrite]int{}
+	for _, m := range was {
+		all[m]--
+	}
+	for _, m := range is {
+		all[m]++
+	}
 	fresh := from == nil || !from.in[setExternal]
 	for _, m := range is {
-		if !slices.Contains(was, m) {
+		if all[m] > 0 {
 			w.one(m.kind, m.member, true, fresh)
 		}
 	}
 	for _, m := range slices.Backward(was) {
-		if !slices.Contains(is, m) {
+		if all[m] < 0 {
 			w.one(m.kind, m.member, false, false)
 		}
 	}

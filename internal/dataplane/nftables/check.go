@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -207,9 +208,11 @@ func (b *Dataplane) checkPool(id desired.PoolID, p *pool) error {
 			err = b.checkElement(s, s.members, s.memberKey(nil, w.number(id), p.Slots[n-1]), what)
 		}
 	}
-	for _, f := range p.Frontends {
+	// All of most pools, but a Service may have many thousands.
+	from := rand.IntN(len(p.Frontends) + 1)
+	for i := range min(len(p.Frontends), sampleSize) {
 		if err == nil {
-			err = b.checkFrontend(s, f, what)
+			err = b.checkFrontend(s, p.Frontends[(from+i)%len(p.Frontends)], what)
 		}
 	}
 	return err

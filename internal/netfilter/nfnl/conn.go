@@ -25,7 +25,7 @@ const socketBuffer = 8 << 20
 
 // Conn is a netlink socket to nf_tables. It is not safe for concurrent use.
 type Conn struct {
-	Dumps int // number of dumps requested so far, for tests
+	Dumps, Requests int // numbers of dumps, and of all requests that read, so far, for tests
 
 	sock *netlink.Conn
 	raw  syscall.RawConn

@@ -210,6 +210,7 @@ func parseElement(b []byte) (e Element) {
 func (c *Conn) request(msg, flags uint16, family uint8, body attrs, visit func([]byte)) error {
 	c.drain()
 	c.seq++
+	c.Requests++
 	if flags&unix.NLM_F_DUMP != 0 {
 		c.Dumps++
 	}

@@ -15,10 +15,10 @@ import (
 type search struct {
 	family    family
 	frontends map[desired.FrontendKey]*frontend
-	ranges    []desired.FrontendKey        // of frontends or begun, those with ranges
-	ports     map[desired.FrontendKey]bool // in ranges, of other frontends: flows to them are not stale
-	tcp       set                          // connections of TCP to these backends are stale
-	begun     set                          // unanswered connections of TCP to these frontends are stale if untranslated
+	ranges    map[netip.Addr][]desired.FrontendKey // of frontends or begun, those with ranges
+	ports     map[desired.FrontendKey]bool         // in ranges, of other frontends: flows to them are not stale
+	tcp       set                                  // connections of TCP to these backends are stale
+	begun     set                                  // unanswered connections of TCP to these frontends are stale if untranslated
 	filter    filter
 }
 
@@ -93,7 +93,7 @@ func (s *search) addBegun(frontend desired.FrontendKey) {
 func (s *search) addTo(to desired.FrontendKey) {
 	if s.filter.to.add(to.AddrPort); to.IsRange() {
 		s.filter.to.portDiffers = true
-		s.ranges = append(s.ranges, to)
+		s.ranges[to.Addr()] = append(s.ranges[to.Addr()], to)
 	}
 }
 
@@ -126,7 +126,7 @@ func searchIn(searches *[]*search, f family) *search {
 			return s
 		}
 	}
-	s := &search{family: f, frontends: map[desired.FrontendKey]*frontend{}, ports: map[desired.FrontendKey]bool{}}
+	s := &search{family: f, frontends: map[desired.FrontendKey]*frontend{}, ports: map[desired.FrontendKey]bool{}, ranges: map[netip.Addr][]desired.FrontendKey{}}
 	*searches = append(*searches, s)
 	return s
 }
@@ -170,7 +170,8 @@ func (s *search) add(p desired.Protocol, frontends []desired.FrontendKey, backen
 // stale reports whether an entry is to be deleted.
 func (s *search) stale(e *entry) bool {
 	to, replies := desired.FrontendKey{AddrPort: e.destination, Protocol: e.protocol}, e.replies
-	in := slices.IndexFunc(s.ranges, to.Overlaps)
+	ranges := s.ranges[to.Addr()]
+	in := slices.IndexFunc(ranges, to.Overlaps)
 	switch {
 	case s.tcp != nil:
 		return e.protocol == desired.TCP && e.destination != e.replies && s.tcp[e.replies]
@@ -179,7 +180,7 @@ func (s *search) stale(e *entry) bool {
 	}
 	f := s.frontends[to]
 	if f == nil && in >= 0 && e.replies.Port() == to.Port() && !s.ports[to] { // others are to a port that the Service has
-		f, replies = s.frontends[s.ranges[in]], netip.AddrPortFrom(e.replies.Addr(), 0)
+		f, replies = s.frontends[ranges[in]], netip.AddrPortFrom(e.replies.Addr(), 0)
 	}
 	return f != nil && (f.removed[replies] || f.noNAT && !e.translated || f.only != nil && !f.only[replies])
 }
