@@ -18,6 +18,7 @@
 #define TCP_SYN 0x02
 #define TCP_RST 0x04
 #define TCP_ACK 0x10
+#define DSCP 0xfc
 #define THIS_HOST 0 // PACKET_HOST
 
 // The upper half of a packet's priority if the rules ask to offload its connection.
@@ -33,7 +34,7 @@
 #define RESYNC 1000 // of ms()
 
 #define MAX_CONNECTIONS 65536
-#define LAYOUT 2 // of struct flow: a map of another size is not adopted. Each change of a meaning needs another number
+#define LAYOUT 3 // of struct flow: a map of another size is not adopted. Each change of a meaning needs another number
 #define SECOND 1000000000ULL // ns
 
 // A connection whose route the program does not find is refused for a while, and longer each time. It is on trial for
@@ -65,7 +66,8 @@ struct flow {
 	__u8 reply; // direction
 	__u8 scale; // of the windows that the direction announces (RFC 7323)
 	__u8 waits; // for user space, which has conntrack accept any sequence number; packets take the slow path
-	__u8 zero[2];
+	__u8 dscp;  // that was looked up with the route, in the bits of the header
+	__u8 zero;
 	__u64 seal;
 
 	__u64 checked; // CLOCK_MONOTONIC_COARSE
@@ -134,7 +136,7 @@ volatile __u64 added = 0, refused = 0; // connections; refused for want of space
 struct packet {
 	struct tuple key;
 	__u32 headers; // length of those of IP and TCP or UDP
-	__u8 ttl;
+	__u8 ttl, dscp;
 	__u8 tcp_flags;
 	__u16 ip_checksum;
 	__u16 window;
@@ -182,6 +184,7 @@ INLINE int parse(struct __sk_buff *skb, struct packet *p)
 		if (l4 > end || ip->version_length != 0x45 || ip->fragment & BE16(0x3fff))
 			return 0;
 		p->ttl = ip->ttl;
+		p->dscp = ip->tos & DSCP;
 		p->ip_checksum = ip->checksum;
 		p->key.protocol = ip->protocol;
 		WORD(p->key.src) = WORD(ip->src);
@@ -194,6 +197,7 @@ INLINE int parse(struct __sk_buff *skb, struct packet *p)
 		if (l4 > end)
 			return 0;
 		p->ttl = ip->hops;
+		p->dscp = BE32(ip->version_class_label) >> 20 & DSCP;
 		p->key.protocol = ip->next;
 		copy_address(p->key.src, ip->src);
 		copy_address(p->key.dst, ip->dst);
@@ -279,11 +283,17 @@ INLINE int tracked(struct __sk_buff *skb, const struct tuple *other, __u8 direct
 }
 
 // routed looks up the next hop. The packet has to leave by the same interface as on the slow path.
-INLINE int routed(struct __sk_buff *skb, const struct tuple *from, struct flow *f)
+INLINE int routed(struct __sk_buff *skb, const struct packet *p, struct flow *f)
 {
+	const struct tuple *from = &p->key;
 	struct bpf_fib_lookup fib = {
 		.family = from->ipv6 ? FAMILY_IPV6 : FAMILY_IPV4, .l4_protocol = from->protocol, .tot_len = 1, .ifindex = f->in,
 	};
+	if (from->ipv6)
+		fib.flowinfo = BE32((__u32)p->dscp << 20);
+	else
+		fib.tos = p->dscp;
+	f->dscp = p->dscp;
 	__builtin_memcpy(&fib.sport, from->ports, 2);
 	__builtin_memcpy(&fib.dport, f->to.ports + 2, 2);
 	copy_address((__u8 *)fib.ipv6_src, from->src);
@@ -464,11 +474,13 @@ INLINE int find_end(struct __sk_buff *skb, struct packet *p)
 INLINE int judge(struct __sk_buff *skb)
 {
 	struct packet p = {};
+	if (coarse_time() > lease)
+		return TCX_NEXT;
 	int found = find_end(skb, &p);
 	if (found != JUDGE)
 		return found == DROP ? TCX_DROP : TCX_NEXT;
 	struct flow *f = lookup(&flows, &p.key);
-	if (!f || coarse_time() > lease)
+	if (!f)
 		return TCX_NEXT;
 	struct tuple other = {};
 	opposite(&other, f);
@@ -517,8 +529,9 @@ int forward(struct __sk_buff *skb)
 	struct tuple other = {};
 	int own = skb->ifindex == f.in, slow = TCX_NEXT;
 	if (p.key.protocol == TCP) {
-		if (p.tcp_flags & TCP_SYN)
-			return TCX_NEXT; // it does not end an established connection
+		// A SYN does not end an established connection, nor does what conntrack calls invalid, which rules may drop.
+		if (p.tcp_flags & TCP_SYN || !(p.tcp_flags & (TCP_RST | TCP_ACK)) || !(~p.tcp_flags & (TCP_FIN | TCP_RST)))
+			return TCX_NEXT;
 		if (p.tcp_flags & (TCP_FIN | TCP_RST)) {
 			opposite(&other, &f);
 			if (ends(&p, lookup(&flows, &other))) {
@@ -533,10 +546,10 @@ int forward(struct __sk_buff *skb)
 	}
 	if (!own)
 		return slow;
-	if (!f.mtu || now - f.checked > CHECK_INTERVAL) {
+	if (!f.mtu || f.dscp != p.dscp || now - f.checked > CHECK_INTERVAL) {
 		opposite(&other, &f);
 		int kept = takes_part(&f) && tracked(skb, &other, !f.reply);
-		if (kept && !routed(skb, &p.key, &f)) {
+		if (kept && !routed(skb, &p, &f)) {
 			kept = 0;
 			if (ms(now) - f.added < TRIAL) {
 				refuse(&other, now);

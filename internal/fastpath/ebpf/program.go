@@ -37,7 +37,8 @@ type programFlow struct {
 	Reply         uint8
 	Scale         uint8
 	Waits         uint8
-	Zero          [2]uint8
+	Dscp          uint8
+	Zero          uint8
 	Seal          uint64
 	Checked       uint64
 	Packets       uint64
