@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -309,12 +310,19 @@ func (s *app) run(ctx context.Context) error {
 		StaleFlows:        s.flows,
 		FlowDestinations:  conntrack.Destinations,
 		Loads:             s.loads,
-		NodeName:          s.node,
-		NodeRequired:      s.client != nil,
-		PodCIDRs:          c.KubeProxy.DetectLocalMode == "NodeCIDR",
-		LateAfter:         c.LateAfter(),
-		Events:            s.events,
-		Ready:             s.removeLeftovers,
+		Probe: func(ctx context.Context, to netip.AddrPort) error {
+			c, err := (&net.Dialer{}).DialContext(ctx, "tcp", to.String())
+			if err == nil {
+				err = c.Close()
+			}
+			return err
+		},
+		NodeName:     s.node,
+		NodeRequired: s.client != nil,
+		PodCIDRs:     c.KubeProxy.DetectLocalMode == "NodeCIDR",
+		LateAfter:    c.LateAfter(),
+		Events:       s.events,
+		Ready:        s.removeLeftovers,
 	}
 	if handled := loopbackNodePorts(c); slices.Contains(handled[:], desired.LoopbackRelayed) {
 		relays := s.newRelays(ctx)

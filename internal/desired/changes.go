@@ -26,9 +26,11 @@ func (s *State) collect() *Update {
 		s.dirtyRelay(e)
 		s.follow(e)
 		s.followWarming(e)
+		s.followDetection(e)
 		s.schedulesByWeight(e)
 		s.failsOver(e)
 		c.Flows = s.staleFlows(c.Flows, e)
+		c.Flows = s.unansweredFlows(c.Flows, e)
 		for kind, p := range e.pools {
 			if p == nil {
 				continue

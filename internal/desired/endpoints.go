@@ -23,7 +23,8 @@ type endpoints struct {
 	gone    bool       // the Service port no longer has the family
 	dirty   bool       // they are in State.dirtyEndpoints
 
-	warming map[Backend]warming // entries that became ready a short time ago
+	warming    map[Backend]warming // entries that became ready a short time ago
+	unanswered []Backend           // that pools have left out since the last report, as they do not answer
 
 	weighted bool // the scheduler of the dataplane has to look at weights
 }
@@ -259,6 +260,7 @@ func (e *endpoints) change(all []PoolChange, s *State) []PoolChange {
 		if p != nil {
 			changes[kind] = p.describe(func(sibling *pool) bool { return !sibling.gone })
 			chosenAgain = p.choose(&changes[kind]) || chosenAgain
+			chosenAgain = p.eject(s) || chosenAgain
 		}
 	}
 	if chosenAgain {

@@ -10,14 +10,15 @@ import (
 
 // StaleFlows describes conntrack entries of UDP and SCTP that send a flow to a
 // backend that it should no longer go to. They are to be deleted, so that the next
-// packet creates a new entry. TCP connections are left alone, with two exceptions: their
+// packet creates a new entry. TCP connections are left alone, with three exceptions: their
 // clients notice.
 type StaleFlows struct {
-	// Protocol is UDP or SCTP, or TCP with either Frontends or Backends. With TCP, Backends
+	// Protocol is UDP or SCTP, or TCP. With TCP, Backends alone
 	// belong to Nodes that were deleted: connections to them are stale whatever their
-	// frontend. Connections to Frontends are stale if their SYN was not translated and has
+	// frontend. Connections to Frontends alone are stale if their SYN was not translated and has
 	// no answer yet: it was sent while rules were missing, and its repetitions would not be
-	// translated either.
+	// translated either. Connections to Frontends that were translated to Backends are stale while their SYN
+	// has no answer: the Backends do not answer.
 	Protocol Protocol
 
 	// Frontends are the original destinations of the flows. A NodePort has one for each

@@ -45,6 +45,12 @@ func checkSequence(input []byte) error {
 		if now = now.Add(time.Duration(c.Below(10)) * time.Second); step > 1 {
 			s.Advance(now)
 		}
+		if p := c.Below(8); p < len(s.pools) && s.pools[p] != nil && len(s.pools[p].of.entries) > 0 {
+			s.Silent(s.pools[p].of.port.service.name.Namespace, s.pools[p].of.entries[0].backend, c.Below(2) == 1)
+		}
+		if err := checkEjected(s); err != nil {
+			return err
+		}
 		if step%16 == 0 {
 			if err := checkReported(s, kernel); err != nil {
 				return err
@@ -82,6 +88,9 @@ func checkSequence(input []byte) error {
 		}
 		now = now.Add(2 * time.Hour)
 		s.Advance(now)
+		for b := range s.silent {
+			s.Silent(b.namespace, b.Backend, false)
+		}
 	}
 	if s.Warming() {
 		return fmt.Errorf("endpoints do not get warm: %v", s.warming)
@@ -116,6 +125,25 @@ func checkSequence(input []byte) error {
 		}
 	}
 	return checkResidue(s, &objects)
+}
+
+// checkEjected returns an error if a pool leaves out more than half of the endpoints, or one of a Service that does not have that.
+func checkEjected(s *State) error {
+	for _, p := range s.pools {
+		if p == nil || len(p.ejected) == 0 || p.of.dirty {
+			continue
+		}
+		left := p.backends()
+		if len(p.ejected) > left || p.of.port.service.spec.detection != EjectOutliers || p.of.port.protocol != TCP {
+			return fmt.Errorf("pool %s with detection %s leaves out %d endpoints and has %d", p.of.port.name, p.of.port.service.spec.detection, len(p.ejected), left)
+		}
+		for b := range p.ejected {
+			if i := p.of.find(b); i < 0 || p.of.entries[i].flags&p.kind.flag() != 0 || p.of.silent(s, b) == 0 {
+				return fmt.Errorf("pool %s leaves out %s, which it has, or which answers", p.of.port.name, b)
+			}
+		}
+	}
+	return nil
 }
 
 // contestedOf counts the contested frontends from nothing.

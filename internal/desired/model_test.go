@@ -161,7 +161,7 @@ func (m *model) apply(c *Update) (err error) {
 		}
 	}
 	for _, stale := range slices.Concat(c.Flows, c.AllFlows) {
-		if stale.Protocol == TCP && (stale.Only || len(stale.Backends) > 0) || len(stale.Frontends) == 0 {
+		if stale.Protocol == TCP && stale.Only || len(stale.Frontends) == 0 {
 			wrong("flows of %v are stale", stale)
 		}
 		for _, key := range stale.Frontends {

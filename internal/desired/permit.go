@@ -29,7 +29,7 @@ func permitted[T interface {
 		return in
 	}
 	s.forget(in, in.GetNamespace(), in.GetName())
-	if !slices.ContainsFunc([]string{AnnotationScheduler, AnnotationLocalZone, AnnotationSlowStart, AnnotationWeight, AnnotationFastPath, AnnotationFailover, AnnotationPortRanges,
+	if !slices.ContainsFunc([]string{AnnotationScheduler, AnnotationLocalZone, AnnotationSlowStart, AnnotationOutliers, AnnotationWeight, AnnotationFastPath, AnnotationFailover, AnnotationPortRanges,
 		AnnotationMaxConnections, AnnotationMaxPerClient, AnnotationRatePerClient, AnnotationLimitAction}, func(a string) bool { return in.GetAnnotations()[a] != "" }) {
 		return in
 	}

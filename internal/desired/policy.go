@@ -208,12 +208,13 @@ const (
 	HintForOtherNode // its hints are for other nodes
 	InAvoidedZone    // in this node's zone, from which the Service sends all connections away
 	WithoutWeight    // its EndpointSlice has the weight 0
+	Ejected          // it does not answer
 )
 
 // String is the reason in a few words.
 func (u Use) String() string {
 	return [...]string{"used", "not ready", "terminating", "not on this node", "in another zone", "hints for other zones", "hints for other nodes",
-		"in this zone, which gets 0 %", "weight 0"}[u]
+		"in this zone, which gets 0 %", "weight 0", "ejected: it does not answer"}[u]
 }
 
 // use makes the decision about an endpoint.

@@ -31,6 +31,7 @@ type pool struct {
 	balance  Balance
 	weighted map[Backend]uint64 // weights that were reported, except DefaultWeight
 	missing  missingLocal       // counted in State.noLocal
+	ejected  map[Backend]bool   // left out, as they do not answer
 	gone     bool               // the Service no longer uses the scope; the next change deletes the pool
 }
 
@@ -48,7 +49,7 @@ func (p *pool) choose(c *PoolChange) (changed bool) {
 }
 
 func (p *pool) takes(e *entry) bool {
-	return !p.gone && p.kind != passing && e.listed > 0 && p.choice.takes(e.cond)
+	return !p.gone && p.kind != passing && e.listed > 0 && p.choice.takes(e.cond) && !p.ejected[e.backend]
 }
 
 // changed completes a change that has the added and removed backends. It reports whether

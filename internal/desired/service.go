@@ -43,6 +43,7 @@ type serviceSpec struct {
 	policy     policy
 	affinity   uint32 // seconds; 0 for none
 	slowStart  time.Duration
+	detection  string // AnnotationOutliers
 	healthPort uint16 // 0 for none
 	slowPath   bool   // connections do not take the fast path
 	failsOver  bool   // AnnotationFailover
@@ -123,7 +124,7 @@ func (s *State) compactService(in *corev1.Service) *serviceSpec {
 		s.serviceProblem(in, field, reason)
 	}
 	s.schedule(out, in)
-	out.slowStart = s.slowStart(in)
+	out.slowStart, out.detection = s.slowStart(in), s.detection(in)
 	s.failover(out, in)
 	out.limits = s.limits(in)
 	s.externalAddrs(out, in)

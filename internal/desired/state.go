@@ -43,6 +43,9 @@ type State struct {
 	uncounted      error               // why loads are not known; nil if they are
 	warming        map[*endpoints]bool // that have entries which became ready a short time ago
 	now, stepped   time.Time           // of the last Advance, and of the last look at them
+	detecting      map[*endpoints]bool // whose answers are watched
+	silent         map[silence]int     // endpoints that do not answer, in the order of when that was found
+	silences       int
 	problems       []Problem
 	told           map[string][]Problem         // those that an object had in its last version
 	contested      map[types.NamespacedName]int // numbers of frontends that another Service has
@@ -77,6 +80,8 @@ func New(c Config) *State {
 		otherNodes:  map[string][]netip.Addr{},
 		following:   map[*endpoints]bool{},
 		warming:     map[*endpoints]bool{},
+		detecting:   map[*endpoints]bool{},
+		silent:      map[silence]int{},
 		told:        map[string][]Problem{},
 		limited:     map[*service]bool{},
 		permits:     permits{map[string]bool{}, map[string]map[string]metav1.Object{}},

@@ -182,7 +182,7 @@ func (s *State) viewPort(svc *service, e *endpoints, withEndpoints bool) PortVie
 		choices[scope], verdicts[scope] = c, ifEmpty
 		view := PoolView{ID: p.id, scope: scope, Scope: scope.String(), Takes: c.String(), Algorithm: s.algorithm(svc).String()}
 		for i := range e.entries {
-			if en := &e.entries[i]; en.listed > 0 && c.takes(en.cond) {
+			if en := &e.entries[i]; en.listed > 0 && c.takes(en.cond) && !p.ejected[en.backend] {
 				view.Backends++
 			}
 		}
@@ -219,10 +219,14 @@ func (s *State) viewPort(svc *service, e *endpoints, withEndpoints bool) PortVie
 		view.Warming = 10 * e.warming[en.backend].tenths
 		view.Zone = plain.Line(zoneOf[en.backend], 63) // no limit of the API
 		for scope := range Scope(scopes) {
-			if e.poolIn(scope) == nil {
+			p := e.poolIn(scope)
+			if p == nil {
 				continue
 			}
 			use := choices[scope].use(en.cond)
+			if use == Used && p.ejected[en.backend] {
+				use = Ejected
+			}
 			if use != Used && en.weight == 0 {
 				use = WithoutWeight // a weight of 0 makes an endpoint unusable
 			}

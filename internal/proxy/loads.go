@@ -14,8 +14,11 @@ import (
 // Loads counts the connections of backends, as implemented by load.Counter, for
 // desired.Config.Loads.
 type Loads interface {
-	// Update counts until now.
-	Update(ctx context.Context) error
+	// Update counts until now. A function says which handshakes are watched.
+	Update(ctx context.Context, watch func(desired.FrontendKey, desired.Backend) (namespace string)) error
+
+	// Handshakes returns the backends that have answered clients since the last call, and those that are failing.
+	Handshakes() []desired.Handshake
 
 	// Stop frees the resources until the next Update.
 	Stop() error
@@ -35,7 +38,7 @@ type loads struct {
 
 // followLoads begins or ends to update the loads, as the state needs them.
 func (p *Proxy) followLoads() {
-	l, needed := &p.loads, p.options.Loads != nil && p.state.FollowsLoads()
+	l, needed := &p.loads, p.options.Loads != nil && (p.state.FollowsLoads() || p.state.Detecting())
 	switch {
 	case needed && l.ticker == nil:
 		l.ticker = time.NewTicker(countPeriod)
@@ -52,6 +55,7 @@ func (p *Proxy) stopLoads() {
 	}
 	l.ticker.Stop()
 	p.state.LoadsKnown(nil)
+	p.forgetOutliers("no Service has outlier detection")
 	*l = loads{}
 	if err := p.options.Loads.Stop(); err != nil {
 		p.log.Error(err, "Could not stop counting connections")
@@ -61,20 +65,27 @@ func (p *Proxy) stopLoads() {
 // updateLoads updates the loads. Once in a desired.LoadPeriod, it has the next change follow them.
 func (p *Proxy) updateLoads(ctx context.Context) {
 	l := &p.loads
-	err := p.options.Loads.Update(ctx)
+	err := p.options.Loads.Update(ctx, func(to desired.FrontendKey, b desired.Backend) string {
+		_, service := p.state.DetectionOf(to, b)
+		return service.Namespace
+	})
 	if ctx.Err() == nil {
-		l.errs.Log(p.log, err, "Could not count connections, so endpoints are chosen at random in place of lc")
+		l.errs.Log(p.log, err, "Could not count connections, so endpoints are chosen at random in place of lc, and outlier detection does nothing")
 		if p.state.LoadsKnown(err) {
 			p.pending = true
 			if err != nil {
-				p.warn("FeatureMissing", fmt.Errorf("connections cannot be counted, so endpoints are chosen at random in place of lc: %w", err))
+				p.warn("FeatureMissing", fmt.Errorf("connections cannot be counted, so endpoints are chosen at random in place of lc, and outlier detection does nothing: %w", err))
 			}
 		}
+	}
+	if err != nil {
+		p.forgetOutliers("connections cannot be counted")
 	}
 	const period = desired.LoadPeriod - countPeriod/2 // ticks are not exact
 	if err != nil || time.Since(l.followed) < period {
 		return
 	}
 	l.followed = time.Now()
+	p.watchHandshakes(ctx)
 	p.pending = p.state.LoadsChanged() || p.pending
 }

@@ -4,6 +4,7 @@ package proxy
 
 import (
 	"context"
+	"net"
 	"net/netip"
 	"testing"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/dataplanetest"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/nftables"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/node/conntrack"
 	"github.com/slipstream-proxy/slipstream/internal/node/load"
 	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
 	"github.com/slipstream-proxy/slipstream/internal/source"
@@ -25,6 +27,7 @@ type crossing struct {
 	*dataplanetest.Street
 	events script
 	told   noted
+	proxy  *Proxy
 }
 
 var web = netip.MustParseAddrPort("10.96.0.1:80")
@@ -37,12 +40,18 @@ func newCrossing(t *testing.T, ports int, service *corev1.Service) *crossing {
 	check(t, err)
 	counter := load.New(x.Node.FD())
 	done := make(chan error, 1)
-	p := New(x.events, desired.New(desired.Config{Loads: counter}), kernel, metrics.New(), Options{CheckPeriod: 100 * time.Millisecond, Loads: counter, Events: &x.told})
+	table, err := conntrack.New(x.Node.FD())
+	check(t, err)
+	cleaner := conntrack.NewCleaner(context.WithoutCancel(t.Context()), table.Clean, func(_ conntrack.Stats, err error) { check(t, err) })
+	p := New(x.events, desired.New(desired.Config{Loads: counter}), kernel, metrics.New(), Options{CheckPeriod: 100 * time.Millisecond, Loads: counter, Events: &x.told, StaleFlows: cleaner, Probe: x.probe})
+	x.proxy = p
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() { done <- p.Run(ctx) }()
 	t.Cleanup(func() {
 		cancel()
 		check(t, <-done)
+		cleaner.Close()
+		check(t, table.Close())
 		kernel.Close()
 	})
 	x.events <- []source.Event{{Type: source.Set, Object: service}, {Type: source.Set, Object: dataplanetest.Slice(0)}, synced}
@@ -53,6 +62,17 @@ func newCrossing(t *testing.T, ports int, service *corev1.Service) *crossing {
 			t.Fatal(err)
 		}
 	}
+}
+
+// probe connects from the node.
+func (x *crossing) probe(ctx context.Context, to netip.AddrPort) error {
+	return dataplane.Inside(x.Node.FD(), func() error {
+		c, err := (&net.Dialer{}).DialContext(ctx, "tcp", to.String())
+		if err == nil {
+			err = c.Close()
+		}
+		return err
+	})
 }
 
 // annotated is the street's Service with an annotation.

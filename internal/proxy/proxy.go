@@ -70,6 +70,9 @@ type Options struct {
 	// nil.
 	Loads Loads
 
+	// Probe connects from this node to an endpoint by TCP. Nothing has outlier detection without Loads.
+	Probe func(context.Context, netip.AddrPort) error
+
 	// FastPath receives frontends too, in other goroutines. It may be nil.
 	FastPath Follower
 
@@ -137,6 +140,7 @@ type Proxy struct {
 	pace       pace
 	lookedBack bool // at flows to what an earlier run has programmed, or another program restored
 	loads      loads
+	outliers   outliers
 	followUp   followUp
 	nodePorts  []netip.Addr // that serve NodePorts and health checks; nil if not known yet
 	lateness   lateness
@@ -174,6 +178,7 @@ func New(s source.Source, st *desired.State, b dataplane.Programmer, m *metrics.
 		shrunk:    map[desired.PoolID]time.Time{},
 		backoff:   newBackoff(),
 		pace:      pace{look: o.Readers},
+		outliers:  outliers{tenants: map[string]*tenant{}, done: make(chan func(), mostProbes)},
 		triggers:  triggers{since: time.Now()},
 
 		inspections: make(chan func()),
@@ -235,6 +240,8 @@ func (p *Proxy) Run(ctx context.Context) error {
 			p.verifying.due = true
 		case <-p.loads.due:
 			p.updateLoads(ctx)
+		case endProbe := <-p.outliers.done:
+			endProbe()
 		case s := <-p.verifying.look:
 			p.endLook(s)
 		case handle := <-p.fastPath.done:

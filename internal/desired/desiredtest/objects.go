@@ -140,6 +140,9 @@ func (c *Choices) service(i int) *corev1.Service {
 			svc.Annotations["slipstream.io/scheduler"] = schedulers[c.Below(len(schedulers))]
 		}
 		if c.once(2) {
+			svc.Annotations["slipstream.io/outlier-detection"] = []string{"on", "on", "report", "nonsense"}[c.Below(4)]
+		}
+		if c.once(2) {
 			svc.Annotations["slipstream.io/slow-start"] = []string{"30s", "1h", "nonsense"}[c.Below(3)]
 		}
 	}

@@ -299,6 +299,42 @@ func TestBegun(t *testing.T) {
 	}
 }
 
+// TestUnanswered deletes entries of TCP in state SYN_SENT that were translated from frontends to backends.
+func TestUnanswered(t *testing.T) {
+	const synSent, synRecv, established = 1, 2, 3
+	for _, unfiltered := range []bool{false, true} {
+		tab := newTable(t)
+		tab.unfiltered = unfiltered
+		var left []string
+		for _, e := range []struct {
+			flow  string
+			state uint8
+			stale bool
+		}{
+			{"tcp 10.0.0.1:1001 10.96.0.10:80 10.244.1.5:80", synSent, true},
+			{"tcp 10.0.0.1:1002 10.96.0.20:80 10.244.1.6:80", synSent, true},
+			{"tcp [fd00::1]:1001 [fd00:96::10]:80 [fd00:244::5]:80", synSent, true},
+			{"tcp 10.0.0.1:1003 10.96.0.10:80 10.96.0.10:80", synSent, false},
+			{"tcp 10.0.0.1:1004 10.96.0.10:80 10.244.1.7:80", synSent, false},
+			{"tcp 10.0.0.1:1005 10.96.0.30:80 10.244.1.5:80", synSent, false},
+			{"tcp 10.0.0.1:1006 10.96.0.10:80 10.244.1.5:80", synRecv, false},
+			{"tcp 10.0.0.1:1007 10.96.0.10:80 10.244.1.5:80", established, false},
+			{"udp 10.0.0.1:1001 10.96.0.10:80 10.244.1.5:80", 0, false},
+		} {
+			f := flowOf(e.flow)
+			f.state = e.state
+			if tab.add(f); !e.stale {
+				left = append(left, e.flow)
+			}
+		}
+		slices.Sort(left)
+		stats := tab.clean(in(desired.TCP, stale("10.96.0.10:80 10.96.0.20:80 [fd00:96::10]:80", "10.244.1.5:80 10.244.1.6:80 [fd00:244::5]:80")))
+		if got := tab.flows(); stats.Deleted != 3 || stats.Dumps != 2 || !slices.Equal(got, left) {
+			t.Errorf("unfiltered %v: %+v, left are\n%s", unfiltered, stats, strings.Join(got, "\n"))
+		}
+	}
+}
+
 // TestObserve checks that each search of a family is observed.
 func TestObserve(t *testing.T) {
 	tab := newTable(t)

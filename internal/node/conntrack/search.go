@@ -34,20 +34,20 @@ type set map[netip.AddrPort]bool
 
 // plan sorts flows by family. TCP has searches of its own.
 func plan(flows []desired.StaleFlows) (searches []*search) {
-	var tcp, begun []*search
+	var tcp, begun, unanswered []*search
 	for _, f := range flows {
 		if f.Protocol == desired.TCP {
 			for _, k := range f.Frontends {
-				searchIn(&begun, familyOf(k.AddrPort)).addBegun(k)
+				if len(f.Backends) == 0 {
+					searchIn(&begun, familyOf(k.AddrPort)).addBegun(k)
+				}
 			}
-			if len(f.Frontends) > 0 {
-				continue
+			if len(f.Frontends) == 0 {
+				for _, b := range f.Backends {
+					e := netip.AddrPortFrom(b.Addr(), b.Port())
+					searchIn(&tcp, familyOf(e)).addTCP(e)
+				}
 			}
-			for _, b := range f.Backends {
-				e := netip.AddrPortFrom(b.Addr(), b.Port())
-				searchIn(&tcp, familyOf(e)).addTCP(e)
-			}
-			continue
 		}
 		for _, family := range []family{ipv4, ipv6} {
 			frontends, backends := keysOf(family, f.Frontends), set{}
@@ -55,7 +55,12 @@ func plan(flows []desired.StaleFlows) (searches []*search) {
 				backends[b] = true
 			}
 			if len(frontends) > 0 && (len(backends) > 0 || f.Only) {
-				s := searchIn(&searches, family)
+				to := &searches
+				if f.Protocol == desired.TCP {
+					to = &unanswered
+				}
+				s := searchIn(to, family)
+				s.filter.unanswered = f.Protocol == desired.TCP
 				s.add(f.Protocol, frontends, backends, f.Only)
 				for _, k := range keysOf(family, f.Ports) {
 					s.ports[k] = true
@@ -63,7 +68,7 @@ func plan(flows []desired.StaleFlows) (searches []*search) {
 			}
 		}
 	}
-	return slices.Concat(searches, tcp, begun)
+	return slices.Concat(searches, tcp, begun, unanswered)
 }
 
 // addTCP adds translated TCP connections to a backend.
@@ -182,5 +187,5 @@ func (s *search) stale(e *entry) bool {
 	if f == nil && in >= 0 && e.replies.Port() == to.Port() && !s.ports[to] { // others are to a port that the Service has
 		f, replies = s.frontends[ranges[in]], netip.AddrPortFrom(e.replies.Addr(), 0)
 	}
-	return f != nil && (f.removed[replies] || f.noNAT && !e.translated || f.only != nil && !f.only[replies])
+	return f != nil && (e.protocol != desired.TCP || e.synSent) && (f.removed[replies] || f.noNAT && !e.translated || f.only != nil && !f.only[replies])
 }

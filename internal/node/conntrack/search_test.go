@@ -30,6 +30,8 @@ func staleByTheWords(flows []desired.StaleFlows, f flow) (stale bool) {
 				return false
 			case s.Frontends == nil:
 				return f.to != f.answeredBy && slices.Contains(s.Backends, desired.NewBackend(f.answeredBy))
+			case s.Backends != nil:
+				return slices.Contains(s.Backends, desired.NewBackend(f.answeredBy)) && f.state == 1 && slices.Contains(s.Frontends, desired.FrontendKey{AddrPort: f.to, Protocol: desired.TCP})
 			}
 			return f.to == f.answeredBy && f.state == 1 && slices.Contains(s.Frontends, desired.FrontendKey{AddrPort: f.to, Protocol: desired.TCP})
 		})
@@ -74,7 +76,7 @@ func TestSearches(t *testing.T) {
 			for range r.IntN(4) {
 				f.Backends = append(f.Backends, desired.NewBackend(endpointAt(r.IntN(8))))
 			}
-			f.Only = r.IntN(4) == 0
+			f.Only = f.Protocol != desired.TCP && r.IntN(4) == 0
 		}
 		searches := plan(flows)
 		for range 10 {

@@ -8,9 +8,12 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/dataplanetest"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 )
+
+func unwatched(desired.FrontendKey, desired.Backend) string { return "" }
 
 // TestEarly: the table is read again while there are connections from before the first socket for events,
 // and no longer.
@@ -38,7 +41,7 @@ func TestEarly(t *testing.T) {
 	await := func(what string, open, early int) {
 		t.Helper()
 		for deadline := time.Now().Add(time.Minute); len(c.open) != open || c.early != early; time.Sleep(10 * time.Millisecond) {
-			if must(c.Update(t.Context())); time.Now().After(deadline) {
+			if must(c.Update(t.Context(), unwatched)); time.Now().After(deadline) {
 				t.Fatalf("%s: %d open, %d early, want %d and %d", what, len(c.open), c.early, open, early)
 			}
 		}
@@ -53,7 +56,7 @@ func TestEarly(t *testing.T) {
 	await("after it", 2, 1)
 	read := func() {
 		c.read = time.Time{}
-		must(c.Update(t.Context()))
+		must(c.Update(t.Context(), unwatched))
 		if c.read.IsZero() {
 			t.Error("the table was not read again")
 		}
@@ -64,19 +67,19 @@ func TestEarly(t *testing.T) {
 	read()
 	await("after the end of the first", 1, 0)
 	c.read = time.Time{}
-	must(c.Update(t.Context()))
+	must(c.Update(t.Context(), unwatched))
 	if !c.read.IsZero() {
 		t.Error("the table was read again although events tell everything")
 	}
 
 	// A table that took long to read is not read again soon, also while events are lost.
 	c.missing, c.read, c.took = true, time.Now(), time.Hour
-	must(c.Update(t.Context()))
+	must(c.Update(t.Context(), unwatched))
 	if !c.missing {
 		t.Error("a table that takes an hour was read again at once")
 	}
 	c.read = time.Time{}
-	must(c.Update(t.Context()))
+	must(c.Update(t.Context(), unwatched))
 	if c.missing {
 		t.Error("the table was not read although events were lost")
 	}

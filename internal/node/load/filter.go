@@ -13,7 +13,7 @@ import (
 )
 
 // filter is the program that the kernel runs for each event. It passes the events of translated
-// connections that begin, that are closed or reset, or that conntrack forgets.
+// connections that begin, that are answered, closed or reset, or that conntrack forgets.
 var filter = assemble(
 	start(),
 	find(bpf.ExtNetlinkAttr, nl.CTA_STATUS),
@@ -28,6 +28,7 @@ var filter = assemble(
 	find(bpf.ExtNetlinkAttrNested, nl.CTA_PROTOINFO_TCP),
 	find(bpf.ExtNetlinkAttrNested, nl.CTA_PROTOINFO_TCP_STATE),
 	load(1),
+	unless(bpf.JumpNotEqual, synRecv, pass),
 	unless(bpf.JumpGreaterOrEqual, finWait, discard), // of FIN_WAIT and CLOSE_WAIT, one can be skipped
 	unless(bpf.JumpNotEqual, lastAck, discard),       // reported as ended before
 	unless(bpf.JumpNotEqual, timeWait, discard),

@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"net/netip"
 	"os"
 	"strings"
 	"time"
@@ -50,15 +49,20 @@ type Counter struct {
 	read    time.Time
 	took    time.Duration // for the last reading
 
+	watch   func(desired.FrontendKey, desired.Backend) string
+	waiting map[uint32]bool         // watched connections without an answer, for less than unanswered
+	met     map[watched]*handshakes // watched backends that lately had answers or failures
+
 	silent error     // why the kernel reports no connections; nil if it does
 	asked  time.Time // when silent was set
 }
 
 type connection struct {
 	key
-	frontend desired.Backend // the client's destination
-	early    bool            // found in the table, before any event
-	begun    time.Duration   // Counter.now when it was found
+	frontend  desired.Backend // the client's destination
+	early     bool            // found in the table, before any event
+	begun     time.Duration   // Counter.now when it was found
+	namespace string          // if its handshake is watched
 }
 
 // tally is a backend's load.
@@ -128,6 +132,7 @@ func (c *Counter) start() (err error) {
 // clear has the next Update begin with the table.
 func (c *Counter) clear() {
 	c.open, c.loads, c.changed, c.early, c.missing = nil, map[key]*tally{}, map[key]bool{}, 0, true
+	c.waiting, c.met = map[uint32]bool{}, map[watched]*handshakes{}
 	c.read = time.Time{}
 }
 
@@ -180,7 +185,7 @@ func (c *Counter) Of(p desired.Protocol, b desired.Backend) desired.Load {
 // begun or ended since the last call.
 func (c *Counter) Changed() (all []desired.FrontendKey) {
 	for k := range c.changed {
-		all = append(all, desired.FrontendKey{AddrPort: netip.AddrPortFrom(k.Addr(), k.Port()), Protocol: k.Protocol})
+		all = append(all, k.destination())
 	}
 	clear(c.changed)
 	return all
@@ -189,7 +194,10 @@ func (c *Counter) Changed() (all []desired.FrontendKey) {
 // Update reads the events since the last update. The first one reads the conntrack table, and
 // so does one that finds that events were lost. Connections are taken to begin and end when an
 // update finds that. After an error, no backend has a load.
-func (c *Counter) Update(ctx context.Context) error {
+//
+// A function returns the namespace of a backend that clients of a frontend reach, if its handshakes are watched, or "".
+func (c *Counter) Update(ctx context.Context, watch func(desired.FrontendKey, desired.Backend) string) error {
+	c.watch = watch
 	err := c.update(ctx)
 	if err != nil {
 		c.clear()
@@ -230,6 +238,7 @@ func (c *Counter) readTable(ctx context.Context) error {
 		c.count(x, -1)
 	}
 	c.open = map[uint32]connection{}
+	clear(c.waiting) // their answers may be among the events that were lost
 	a := netlink.NewAttributeEncoder()
 	a.Bytes(nl.CTA_STATUS, binary.BigEndian.AppendUint32(nil, ctnetlink.StatusDNAT))
 	a.Bytes(ctnetlink.StatusMask, binary.BigEndian.AppendUint32(nil, ctnetlink.StatusDNAT)) // Linux 5.15
@@ -241,7 +250,7 @@ func (c *Counter) readTable(ctx context.Context) error {
 		if e, ok := parse(data); ok && e.translated && !e.ended {
 			x, known := former[e.id]
 			if !known || x.key != e.backend || x.frontend != e.frontend {
-				x = connection{e.backend, e.frontend, true, c.now}
+				x = connection{e.backend, e.frontend, true, c.now, ""}
 			}
 			c.begin(x, e.id)
 		}
@@ -267,11 +276,20 @@ func (c *Counter) event(b []byte) {
 	switch {
 	case !ok:
 	case typ == ctnetlink.MsgDelete || e.ended:
+		if c.waiting[e.id] && (typ == ctnetlink.MsgDelete || e.answered) { // a reset deletes the entry
+			c.fail(e.id)
+		}
 		c.end(e.id, e.answered && !e.reset, !e.answered || e.reset && !e.assured)
 	case flags&unix.NLM_F_CREATE != 0:
-		if t := c.begin(connection{e.backend, e.frontend, false, c.now}, e.id); t != nil {
+		x := connection{e.backend, e.frontend, false, c.now, c.watch(key{e.backend.Protocol, e.frontend}.destination(), e.backend.Backend)}
+		if t := c.begin(x, e.id); t != nil {
 			t.Begun++
+			if x.namespace != "" {
+				c.waiting[e.id] = true
+			}
 		}
+	case e.state == synRecv:
+		c.answer(e.id)
 	}
 }
 
@@ -292,6 +310,7 @@ func (c *Counter) end(id uint32, served, failed bool) {
 		return
 	}
 	delete(c.open, id)
+	delete(c.waiting, id)
 	t := c.count(x, -1)
 	if served {
 		t.Ended++
@@ -328,12 +347,14 @@ type entry struct {
 	answered   bool // the backend has sent a packet
 	assured    bool // packets of an established connection were seen both ways
 	ended      bool // one end has closed or reset it
+	state      uint8
 	reset      bool
 }
 
 // TCP states of conntrack (enum tcp_conntrack): the first one after an end has closed a
 // connection, and the one after a reset. finWait to reset are all states of ended connections.
 const (
+	synRecv  = 2 // after the answer
 	finWait  = 4
 	lastAck  = 6
 	timeWait = 7
@@ -349,6 +370,6 @@ func parse(data []byte) (e entry, ok bool) {
 		id: binary.NativeEndian.Uint32(x.ID), backend: key{desired.Protocol(x.Reply.Protocol), desired.NewBackend(x.Reply.Src)},
 		frontend: desired.NewBackend(x.Original.Dst), translated: x.Status&ctnetlink.StatusDNAT != 0,
 		answered: x.Status&ctnetlink.StatusSeenReply != 0, assured: x.Status&ctnetlink.StatusAssured != 0,
-		ended: x.TCPState >= finWait && x.TCPState <= reset, reset: x.TCPState == reset,
+		ended: x.TCPState >= finWait && x.TCPState <= reset, state: x.TCPState, reset: x.TCPState == reset,
 	}, true
 }

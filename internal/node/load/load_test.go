@@ -41,6 +41,8 @@ add table ip translate
 add chain ip translate prerouting { type nat hook prerouting priority -100; }
 add rule ip translate prerouting ip daddr 10.96.0.1 meta l4proto { tcp, udp } dnat to 10.244.1.3:8000`
 
+func unwatched(desired.FrontendKey, desired.Backend) string { return "" }
+
 func newPlace(t *testing.T) *place {
 	t.Helper()
 	kerneltest.Require(t, kerneltest.NFTBinary)
@@ -82,7 +84,7 @@ func (p *place) count() {
 
 func (p *place) load(protocol desired.Protocol) desired.Load {
 	p.t.Helper()
-	must(p.t, p.counter.Update(p.t.Context()))
+	must(p.t, p.counter.Update(p.t.Context(), unwatched))
 	return p.counter.Of(protocol, desired.NewBackend(backend))
 }
 
@@ -215,7 +217,7 @@ func TestNoEvents(t *testing.T) {
 	silent := func(what string) {
 		t.Helper()
 		for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-			if err := p.counter.Update(t.Context()); err != nil {
+			if err := p.counter.Update(t.Context(), unwatched); err != nil {
 				if l := p.counter.Of(desired.TCP, desired.NewBackend(backend)); l != (desired.Load{}) || !strings.Contains(err.Error(), "nf_conntrack_events is 0") {
 					t.Errorf("%s: %+v, %v", what, l, err)
 				}
@@ -229,7 +231,7 @@ func TestNoEvents(t *testing.T) {
 	known := func(what string, open int) {
 		t.Helper()
 		for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-			err := p.counter.Update(t.Context())
+			err := p.counter.Update(t.Context(), unwatched)
 			if l := p.counter.Of(desired.TCP, desired.NewBackend(backend)); err == nil && l.Open == open {
 				return
 			} else if time.Now().After(deadline) {
@@ -344,4 +346,76 @@ func TestUntranslated(t *testing.T) {
 	p.stream(lab.TCP, backend)
 	p.stream(lab.TCP, web)
 	p.await(desired.TCP, 1)
+}
+
+// TestHandshakes: a backend is failing after three connections that have no answer for a second, or are refused, and until
+// the next answer. Two are not enough.
+func TestHandshakes(t *testing.T) {
+	p := newPlace(t)
+	watch := func(desired.FrontendKey, desired.Backend) string { return "default" }
+	p.await(desired.TCP, 0)
+	to := desired.FrontendKey{AddrPort: web, Protocol: desired.TCP}
+	var last []desired.Handshake
+	look := func() []desired.Handshake {
+		must(t, p.counter.Update(t.Context(), watch))
+		return p.counter.Handshakes()
+	}
+	until := func(what string, want desired.Handshake) {
+		t.Helper()
+		for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+			if last = look(); slices.Contains(last, want) {
+				return
+			} else if time.Now().After(deadline) {
+				t.Fatalf("%s: %v", what, last)
+			}
+		}
+	}
+	connect := func(n int) {
+		for range n {
+			_, _ = p.client.Connect(lab.TCP, web, lab.Timeout(50*time.Millisecond))
+			look()
+		}
+	}
+	answered := desired.Handshake{Namespace: "default", Frontend: to, Backend: desired.NewBackend(backend)}
+	failing := answered
+	failing.Failing = true
+	rule := func(text string) {
+		t.Helper()
+		if out, err := p.server.Run(t.Context(), "nft", text); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	rule("add table inet f; add chain inet f in { type filter hook input priority 0; }")
+	for _, verdict := range []string{"drop", "reject with tcp reset"} {
+		connected := func() {
+			t.Helper()
+			if _, err := p.client.Connect(lab.TCP, web); err != nil {
+				t.Fatal(err)
+			}
+			until("answered", answered)
+		}
+		connected()
+		if again := look(); len(again) > 0 {
+			t.Errorf("an answer is told twice: %v", again)
+		}
+		rule("add rule inet f in tcp flags syn " + verdict)
+		connect(2)
+		for began := time.Now(); time.Since(began) < 2*time.Second; time.Sleep(50 * time.Millisecond) {
+			if all := look(); len(all) > 0 {
+				t.Errorf("%s: two failures are enough: %v", verdict, all)
+			}
+		}
+		connect(1)
+		until("failing", failing)
+		rule("flush chain inet f in")
+		connected()
+		if all := look(); len(all) > 0 {
+			t.Errorf("it is failing after an answer: %v", all)
+		}
+	}
+	watch = unwatched
+	connect(1)
+	if all := look(); len(all) > 0 {
+		t.Errorf("unwatched handshakes: %v", all)
+	}
 }

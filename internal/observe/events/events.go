@@ -51,6 +51,7 @@ const (
 	NodeMissing                     = "NodeMissing"                     // there is no Node object with the name of this node
 	LeftoversStay                   = "LeftoversStay"                   // a leftover of kube-proxy or of another mode could not be removed
 	InvalidService                  = "InvalidService"                  // on a Service: an address or another field cannot be programmed
+	EndpointUnanswered              = "EndpointUnanswered"              // on a Service: an endpoint does not answer, and is ejected or would be
 	SessionAffinityFull             = "SessionAffinityFull"             // on a Service: it has as many clients with session affinity as it may have
 	FrontendContested               = "FrontendContested"               // on a Service: another Service has one of its frontends
 )
@@ -58,7 +59,7 @@ const (
 // sameOnAllNodes reports whether all nodes record the same Events with a reason, of which the
 // API server keeps one.
 func sameOnAllNodes(reason string) bool {
-	return reason == InvalidService || reason == FrontendContested
+	return reason == InvalidService || reason == FrontendContested || reason == EndpointUnanswered
 }
 
 // actionOf returns the action of an Event: the proxy's activity that led to it.

@@ -39,6 +39,8 @@ type Metrics struct {
 	FeatureMissing    *prometheus.GaugeVec // by mode, family and feature
 	contested         *prometheus.GaugeVec
 
+	OutlierEjections *prometheus.CounterVec // by detection
+
 	// Of background comparisons with the kernel's content.
 	verifyRuns                      *prometheus.CounterVec
 	verifyDifferences, verifyLastAt prometheus.Gauge
@@ -71,6 +73,8 @@ func New() *Metrics {
 		ConntrackFailures: prometheus.NewCounter(counter("conntrack_failures_total", "Failures to find or delete stale conntrack entries.")),
 		contested: prometheus.NewGaugeVec(gauge("contested_frontends", "Frontends that a Service claims and another Service has."),
 			[]string{"namespace", "service"}),
+		OutlierEjections: prometheus.NewCounterVec(counter("outlier_ejections_total",
+			"Endpoints that answered neither clients nor this node, by detection: on for those that were ejected, report for those that would be."), []string{"detection"}),
 		FeatureMissing: prometheus.NewGaugeVec(gauge("kernel_feature_missing", "1 for each feature that a proxy mode needs and that this node lacks."),
 			[]string{"mode", "family", "feature"}),
 		verifyRuns: prometheus.NewCounterVec(counter("verify_runs_total",
@@ -82,10 +86,13 @@ func New() *Metrics {
 	for _, kind := range []string{Full, Change} {
 		m.SyncFailures.WithLabelValues(kind)
 	}
+	for _, detection := range []string{"on", "report"} {
+		m.OutlierEjections.WithLabelValues(detection)
+	}
 	for _, result := range []string{verifySame, verifyDifferent, verifyFailed} {
 		m.verifyRuns.WithLabelValues(result)
 	}
-	m.registry.MustRegister(m.SyncFailures, m.Elements, m.Repairs, m.ObjectProblems, m.Services, m.ReaderWait, m.FeatureMissing, m.ConntrackFailures, m.contested)
+	m.registry.MustRegister(m.SyncFailures, m.Elements, m.Repairs, m.ObjectProblems, m.Services, m.ReaderWait, m.FeatureMissing, m.ConntrackFailures, m.contested, m.OutlierEjections)
 	return m
 }
 

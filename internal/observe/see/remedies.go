@@ -46,6 +46,7 @@ var remedies = map[string]string{
 	events.NodeMissing:                     "set hostnameOverride to the name of the Node object, or register the node",
 	events.LeftoversStay:                   "remove it by hand, or run 'slipstream cleanup' while no proxy runs",
 	events.InvalidService:                  "correct the field of the Service",
+	events.EndpointUnanswered:              "look at the pod, its node and the network to it: connections to the endpoint are not answered, although it is ready",
 	events.SessionAffinityFull:             "lower sessionAffinityConfig.clientIP.timeoutSeconds of the Service, or spread its clients over more nodes",
 	events.FrontendContested:               "give one of the Services another address or port",
 }

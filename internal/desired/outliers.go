@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package desired
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// AnnotationOutliers of a Service is [EjectOutliers] or [ReportOutliers]: endpoints that do not answer get no new
+// connections, or are only reported.
+const (
+	AnnotationOutliers = "slipstream.io/outlier-detection"
+	EjectOutliers      = "on"
+	ReportOutliers     = "report"
+)
+
+// Handshake says how a backend answers to clients of this node.
+type Handshake struct {
+	Namespace string      // of the Service
+	Frontend  FrontendKey // the clients' destination
+	Backend   Backend
+	Failing   bool // the last ones were not answered; otherwise one was
+}
+
+// detection returns the value of AnnotationOutliers; "" without a valid one.
+func (s *State) detection(in *corev1.Service) string {
+	value, field := in.Annotations[AnnotationOutliers], "metadata.annotations["+AnnotationOutliers+"]"
+	switch {
+	case value == "":
+	case s.config.IPVS:
+		s.serviceProblem(in, field, "IPVS mode does not have it")
+	case value == EjectOutliers || value == ReportOutliers:
+		return value
+	default:
+		s.serviceProblem(in, field, "not on or report: "+value)
+	}
+	return ""
+}
+
+func (e *endpoints) detection() string {
+	if e.gone || e.port.service.spec == nil || e.port.protocol != TCP {
+		return ""
+	}
+	return e.port.service.spec.detection
+}
+
+// followDetection records whether endpoints are to be watched.
+func (s *State) followDetection(e *endpoints) {
+	if s.detecting[e] = true; e.detection() == "" {
+		delete(s.detecting, e)
+	}
+}
+
+// Detecting reports whether there are Services with [AnnotationOutliers].
+func (s *State) Detecting() bool { return len(s.detecting) > 0 }
+
+// DetectionOf returns the detection of a backend of a frontend, and the frontend's Service; nothing without.
+func (s *State) DetectionOf(to FrontendKey, b Backend) (detection string, service types.NamespacedName) {
+	if !s.Detecting() {
+		return "", service
+	}
+	if e := s.endpointsAt(to); e != nil && e.detection() != "" {
+		if i := e.find(b); i >= 0 && e.entries[i].listed > 0 {
+			return e.detection(), e.port.service.name
+		}
+	}
+	return "", service
+}
+
+// silence is an endpoint as clients of the Services of a namespace meet it. Those of other namespaces have their own.
+type silence struct {
+	namespace string
+	Backend
+}
+
+// Silent says whether an endpoint of TCP does not answer. Pools of the namespace's Services with [EjectOutliers] leave it
+// out, if they can.
+func (s *State) Silent(namespace string, b Backend, silent bool) {
+	if delete(s.silent, silence{namespace, b}); silent {
+		s.silences++
+		s.silent[silence{namespace, b}] = s.silences
+	}
+	for e := range s.detecting {
+		if e.port.service.name.Namespace == namespace && e.find(b) >= 0 {
+			s.markDirty(e)
+		}
+	}
+}
+
+// silent returns when it was found that a backend does not answer; 0 if it does.
+func (e *endpoints) silent(s *State, b Backend) int {
+	return s.silent[silence{e.port.service.name.Namespace, b}]
+}
+
+// eject decides which silent endpoints a pool leaves out: at most half of those that it would take, the first ones.
+func (p *pool) eject(s *State) (changed bool) {
+	e, former := p.of, p.ejected
+	p.ejected = nil
+	if e.detection() == EjectOutliers && len(s.silent) > 0 {
+		n := 0
+		var silent []Backend
+		for i := range e.entries {
+			if en := &e.entries[i]; p.takes(en) {
+				if n++; e.silent(s, en.backend) > 0 {
+					silent = append(silent, en.backend)
+				}
+			}
+		}
+		slices.SortFunc(silent, func(a, b Backend) int { return cmp.Compare(e.silent(s, a), e.silent(s, b)) })
+		p.ejected = map[Backend]bool{}
+		for _, b := range silent[:min(len(silent), n/2)] {
+			if p.ejected[b] = true; !former[b] {
+				e.unanswered = append(e.unanswered, b)
+			}
+		}
+	}
+	return !maps.Equal(former, p.ejected)
+}
+
+// unansweredFlows appends the connections without an answer to endpoints that pools have just left out. Their clients are to
+// send their SYN to another endpoint.
+func (s *State) unansweredFlows(all []StaleFlows, e *endpoints) []StaleFlows {
+	stale := StaleFlows{Protocol: TCP, Backends: e.unanswered}
+	if e.unanswered = nil; len(stale.Backends) > 0 {
+		stale.Frontends = s.frontendsOf(e)
+	}
+	if len(stale.Frontends) == 0 { // all connections to Backends would be stale
+		return all
+	}
+	return append(all, stale)
+}

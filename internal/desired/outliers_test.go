@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package desired
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+)
+
+// endpointAt is an endpoint of a slowStarter.
+func endpointAt(i int) Backend {
+	return NewBackend(netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), 8080))
+}
+
+// TestEjected: pools leave out endpoints that do not answer, at most half of those that readiness and policies leave, in
+// the order in which they fell silent. Their connections without an answer are stale, once.
+func TestEjected(t *testing.T) {
+	s := newSlowStarter(t, Config{}, map[string]string{AnnotationOutliers: "on", AnnotationScheduler: "maglev"})
+	for i := 1; i <= 5; i++ {
+		s.endpoint(i, "a", "", true)
+	}
+	want := func(what, stale string, left ...int) {
+		t.Helper()
+		u := s.Change()
+		if err := s.apply(u); err != nil {
+			t.Fatal(err)
+		}
+		var got []int
+		for i := range s.shares() {
+			got = append(got, i)
+		}
+		slices.Sort(got)
+		if flows := fmt.Sprint(u.Flows); !slices.Equal(got, left) || flows != stale {
+			t.Errorf("%s: endpoints %v, want %v; stale flows %s, want %s", what, got, left, flows, stale)
+		}
+	}
+	const none = "[]"
+	flows := func(b ...Backend) string {
+		return fmt.Sprint([]StaleFlows{{Protocol: TCP, Frontends: []FrontendKey{{AddrPort: netip.MustParseAddrPort("10.96.0.1:80"), Protocol: TCP}}, Backends: b}})
+	}
+	want("all answer", none, 1, 2, 3, 4, 5)
+	s.Silent("other", endpointAt(1), true)
+	want("one is silent for another namespace", none, 1, 2, 3, 4, 5)
+	s.Silent("default", endpointAt(3), true)
+	want("one is silent", flows(endpointAt(3)), 1, 2, 4, 5)
+	s.Silent("default", endpointAt(1), true)
+	s.Silent("default", endpointAt(2), true)
+	want("more than half are", flows(endpointAt(1)), 2, 4, 5)
+	s.endpoint(5, "a", "", false)
+	want("one of the others is not ready", none, 2, 4)
+	s.endpoint(4, "a", "", false)
+	want("another one", none, 1, 2)
+	s.Silent("default", endpointAt(3), false)
+	want("one answers", flows(endpointAt(1)), 2, 3)
+	s.endpoint(1, "a", "", false)
+	s.endpoint(3, "a", "", false)
+	want("one is left", none, 2)
+	s.service(map[string]string{AnnotationOutliers: "report"})
+	for _, i := range []int{1, 3, 4, 5} {
+		s.endpoint(i, "a", "", true)
+	}
+	want("report only", none, 1, 2, 3, 4, 5)
+	s.service(map[string]string{AnnotationOutliers: "on"})
+	want("on again", flows(endpointAt(1), endpointAt(2)), 3, 4, 5)
+	s.service(map[string]string{})
+	if want("off", none, 1, 2, 3, 4, 5); s.Detecting() {
+		t.Error("it is watched")
+	}
+}
+
+// TestEjectedView: the view of a Service, and the decision about a connection, say that an endpoint is ejected.
+func TestEjectedView(t *testing.T) {
+	s := newSlowStarter(t, Config{}, map[string]string{AnnotationOutliers: "on", AnnotationSlowStart: "1h"})
+	s.endpoint(1, "a", "", true)
+	s.endpoint(2, "a", "", true)
+	s.Full()
+	s.Silent("default", endpointAt(1), true)
+	s.Advance(time.Unix(1e9, 0))
+	s.Change()
+	d := s.Decide(Origin{}, FrontendKey{AddrPort: netip.MustParseAddrPort("10.96.0.1:80"), Protocol: TCP})
+	if e := d.Port.Endpoints; e[0].Uses() != "ejected: it does not answer" || e[1].Uses() != "used" || d.Port.Pools[0].Backends != 1 {
+		t.Errorf("%+v", d.Port)
+	}
+	if len(d.Candidates) != 1 || d.Candidates[0].Backend != endpointAt(2) {
+		t.Errorf("%+v", d.Candidates)
+	}
+}
+
+// TestDetectionValues reports values that do not exist, names the Service and the annotation, and ignores them; in IPVS mode
+// all of them.
+func TestDetectionValues(t *testing.T) {
+	for value, want := range map[string]string{"": "", "on": "on", "report": "report", "off": "bad", "On": "bad", "true": "bad"} {
+		for _, ipvs := range []bool{false, true} {
+			s := newSlowStarter(t, Config{IPVS: ipvs}, map[string]string{AnnotationOutliers: value})
+			bad := want == "bad" || ipvs && value != ""
+			s.endpoint(1, "a", "", true)
+			problems := s.Change().Problems
+			got, service := s.DetectionOf(FrontendKey{AddrPort: netip.MustParseAddrPort("10.96.0.1:80"), Protocol: TCP}, endpointAt(1))
+			if bad != (len(problems) == 1) || bad && got != "" || !bad && got != want || (got != "") != (service.Name == "web") {
+				t.Errorf("%q, IPVS %v: %s of %s, problems %v", value, ipvs, got, service, problems)
+			}
+			for _, p := range problems {
+				if p.Object != "Service default/web" || p.Field != "metadata.annotations[slipstream.io/outlier-detection]" || p.Service.Name != "web" {
+					t.Errorf("%q: %v", value, p)
+				}
+			}
+		}
+	}
+}

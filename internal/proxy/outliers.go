@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proxy
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+)
+
+const (
+	mostProbes     = 16   // at once
+	knownPerTenant = 1000 // endpoints that are watched
+	probeTimeout   = 500 * time.Millisecond
+	misses         = 2                // probes that a suspect misses until it is out: one packet may be lost
+	trustFor       = 10 * time.Second // after an answer to a probe, failures do not count for so long
+	announceWithin = 10 * time.Second // an Event follows at a random time: what many nodes find at once, one reports
+	firstPause     = time.Second      // between probes of an endpoint that is out, doubled after each
+	lastPause      = time.Minute
+	mostOut        = 10 * time.Minute // then it is back, as a policy may keep this node from it
+)
+
+// probesPerTenant is the number of probes at once for a namespace, by whether they are of suspects.
+var probesPerTenant = map[bool]int{false: 2, true: 4}
+
+// outliers are what this node knows of endpoints that clients use, of Services with outlier detection.
+type outliers struct {
+	tenants map[string]*tenant // by namespace
+	probing int
+	done    chan func()
+}
+
+type tenant struct {
+	namespace string
+	known     map[desired.Backend]*outlier
+	probing   int
+}
+
+type outlier struct {
+	desired.Backend
+	frontend desired.FrontendKey
+	answers  bool // it has answered a probe
+	probing  bool
+	failing  bool      // clients get no answer
+	missed   int       // probes since that was found
+	due      time.Time // when failures count, and the next probe is due
+	pause    time.Duration
+	out      time.Time // since when it is out; zero if it is not
+	back     time.Time // since when it is back
+	announce time.Time // zero if that is done
+}
+
+// watchHandshakes has endpoints that answer nobody ejected, and those that answer again taken back.
+func (p *Proxy) watchHandshakes(ctx context.Context) {
+	o, now := &p.outliers, time.Now()
+	for _, h := range p.options.Loads.Handshakes() {
+		t := o.tenants[h.Namespace]
+		if t == nil {
+			t = &tenant{namespace: h.Namespace, known: map[desired.Backend]*outlier{}}
+			o.tenants[h.Namespace] = t
+		}
+		x := t.known[h.Backend]
+		if x == nil && len(t.known) < knownPerTenant {
+			x = &outlier{Backend: h.Backend, pause: firstPause}
+			t.known[h.Backend] = x
+		}
+		switch {
+		case x == nil:
+			continue
+		case !h.Failing:
+			x.failing = false
+			p.takeBack(t, x, "it answers a client")
+		case !x.failing && (now.After(x.due) || !x.answers):
+			x.failing, x.missed = true, 0
+		}
+		x.frontend = h.Frontend
+	}
+	for namespace, t := range o.tenants { // in random order, which shares out the probes
+		if len(t.known) == 0 && t.probing == 0 {
+			delete(o.tenants, namespace)
+		}
+		for b, x := range t.known {
+			d, service := p.state.DetectionOf(x.frontend, b)
+			switch {
+			case d == "":
+				p.takeBack(t, x, "it is not watched any more")
+				delete(t.known, b)
+				continue
+			case x.failing && x.missed >= misses && x.out.IsZero():
+				p.takeOut(t, x, d)
+			case !x.out.IsZero() && now.Sub(x.out) >= mostOut:
+				p.takeBack(t, x, "it is tried again")
+				x.answers = false
+			}
+			if !x.announce.IsZero() && now.After(x.announce) && p.options.Events != nil {
+				x.announce = time.Time{}
+				p.options.Events.OnService(service, "EndpointUnanswered", fmt.Sprintf("endpoint %s does not answer connections of clients and of nodes (%s: %s)", b, desired.AnnotationOutliers, d))
+			}
+			suspect := x.answers && x.failing && x.out.IsZero()
+			needed := suspect || !x.out.IsZero() || !x.answers && !x.failing
+			if needed && !x.probing && now.After(x.due) && t.probing < probesPerTenant[suspect] && o.probing < mostProbes {
+				p.probe(ctx, t, x)
+			}
+		}
+	}
+}
+
+// probe connects to an endpoint in the background. watchHandshakes acts on the result after another look at the clients.
+func (p *Proxy) probe(ctx context.Context, t *tenant, x *outlier) {
+	count := func(n int) {
+		p.outliers.probing += n
+		t.probing += n
+		x.probing = n > 0
+	}
+	count(1)
+	p.background.Go(func() {
+		ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+		defer cancel()
+		err := p.options.Probe(ctx, netip.AddrPortFrom(x.Addr(), x.Port()))
+		p.outliers.done <- func() {
+			count(-1)
+			p.probed(t, x, err == nil)
+		}
+	})
+}
+
+func (p *Proxy) probed(t *tenant, x *outlier, answered bool) {
+	now := time.Now()
+	switch {
+	case answered:
+		if x.failing {
+			x.failing, x.due = false, now.Add(trustFor)
+		}
+		x.answers = true
+		p.takeBack(t, x, "it answers this node")
+	case !x.out.IsZero():
+		x.due, x.pause = now.Add(x.pause), min(2*x.pause, lastPause)
+	case x.answers:
+		x.missed++
+	default:
+		x.due = now.Add(lastPause)
+	}
+}
+
+func (p *Proxy) takeOut(t *tenant, x *outlier, detection string) {
+	now := time.Now()
+	if now.Sub(x.back) > mostOut {
+		x.pause = firstPause
+	}
+	x.out, x.announce, x.due = now, now.Add(rand.N(announceWithin)), now.Add(x.pause)
+	p.metrics.OutlierEjections.WithLabelValues(detection).Inc()
+	p.silence(t, x, "An endpoint answers neither clients nor this node", detection)
+}
+
+func (p *Proxy) takeBack(t *tenant, x *outlier, why string) {
+	if !x.out.IsZero() {
+		x.out, x.announce, x.back, x.failing = time.Time{}, time.Time{}, time.Now(), false
+		p.silence(t, x, "An endpoint gets connections again", why)
+	}
+}
+
+func (p *Proxy) silence(t *tenant, x *outlier, what, why string) {
+	p.log.Info(what, "endpoint", x.Backend, "namespace", t.namespace, "reason", why)
+	p.state.Silent(t.namespace, x.Backend, !x.out.IsZero())
+	p.pending = true
+}
+
+// forgetOutliers takes all endpoints back.
+func (p *Proxy) forgetOutliers(why string) {
+	for _, t := range p.outliers.tenants {
+		for _, x := range t.known {
+			p.takeBack(t, x, why)
+		}
+		clear(t.known)
+	}
+}
