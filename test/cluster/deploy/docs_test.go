@@ -3,6 +3,7 @@
 package deploy
 
 import (
+	"net"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -98,5 +99,46 @@ func TestDocsKustomize(t *testing.T) {
 	data, _, _ := unstructured.NestedStringMap(all.get(t, "ConfigMap slipstream").Object, "data")
 	if data["config.conf"] != "mine\n" || data["kubeconfig.conf"] != "mine, too\n" {
 		t.Errorf("the overlay's files have not come through: %q", data)
+	}
+}
+
+// TestDocsCleanup applies the DaemonSet of the documentation and runs its init container, which refuses while
+// Slipstream runs, and otherwise leaves nothing of it.
+func TestDocsCleanup(t *testing.T) {
+	_, text, _ := strings.Cut(installDoc(t), "cat > cleanup.yaml <<END\n")
+	text, _, found := strings.Cut(text, "    END\n")
+	if !found {
+		t.Fatal("there is none")
+	}
+	c := newCluster(t)
+	all := objects{}
+	all.add(t, []byte(text))
+	c.applyAll(all)
+	u := all.get(t, "DaemonSet slipstream-cleanup")
+	spec := u.Object["spec"].(map[string]any)["template"].(map[string]any)["spec"].(map[string]any)
+	spec["containers"] = spec["initContainers"]
+	own := *c
+	own.ControlPlane = nil // the pod asks no API server
+	p := newPod(&own, all, "slipstream-cleanup")
+	tables := []string{"ip slipstream", "inet slipstream-fastpath", "ip6 slipstream-limits"}
+	for _, table := range tables {
+		c.command("nft add table " + table)
+	}
+	var proxy net.Listener // its socket
+	c.check(c.node.Do(func() (err error) { proxy, err = net.Listen("unix", "@slipstream"); return err }))
+	p.start()
+	if err := p.Wait(); err == nil || !strings.Contains(p.output(), "is running here") {
+		t.Errorf("while Slipstream runs: %v\n%s", err, p.output())
+	}
+	c.check(proxy.Close())
+	p.start()
+	c.check(p.Wait())
+	for _, table := range tables {
+		if !strings.Contains(p.output(), "Removed: nftables table "+table) {
+			t.Errorf("it does not say that it has removed %s:\n%s", table, p.output())
+		}
+	}
+	if rest := c.command("nft list ruleset"); rest != "" {
+		t.Errorf("it has left\n%s", rest)
 	}
 }
