@@ -133,7 +133,7 @@ func compareKubeProxy(ctx context.Context, o *migrateOptions) (*migrate.Report, 
 	}
 	slices.SortFunc(in.Listeners, netip.AddrPort.Compare)
 	in.Skips = firewall.Skips(ctx)
-	which := []string{config.NFTables, config.IPTables, config.IPVS}
+	which := config.Modes()
 	if o.mode != "" {
 		which = []string{o.mode}
 	}

@@ -174,7 +174,7 @@ func (s *app) openDataplane(ctx context.Context) error {
 	s.loads = load.New(0)
 	s.desired.Loads = s.loads
 	s.onClose(b.Close)
-	s.metrics.OnMode(s.config.Mode())
+	s.metrics.OnMode(s.config.Traits().Metrics)
 	if b.count != nil {
 		b.count(s.metrics)
 	}
@@ -409,7 +409,7 @@ func (s *app) leftovers(ctx context.Context) (o takeover.Options, virtualServers
 // algorithm, which [desired.Random] replaces then.
 func desiredOn(b instance, c *config.Config, node string, without desired.Families) (desired.Config, error) {
 	d := desiredConfig(c, node, without)
-	d.Scheduler, d.Supports, d.NoLimits = b.scheduler, b.Supports, c.Mode() != config.NFTables
+	d.Scheduler, d.Supports, d.NoLimits = b.scheduler, b.Supports, !c.Traits().PortRanges
 	err := b.Supports(d.Balancing.Algorithm)
 	if err != nil {
 		d.Balancing.Algorithm = desired.Random

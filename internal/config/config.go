@@ -31,8 +31,8 @@ const (
 	IPVS     = "ipvs"
 )
 
-// Modes returns all proxy modes of kube-proxy on Linux.
-func Modes() []string { return []string{IPTables, IPVS, NFTables} }
+// Modes returns all proxy modes of kube-proxy on Linux, in the order in which they are recommended.
+func Modes() []string { return []string{NFTables, IPTables, IPVS} }
 
 // Traits are what the configuration of a mode means and what users notice of it, in kube-proxy as in Slipstream, except for the
 // first two.
@@ -45,14 +45,35 @@ type Traits struct {
 	Algorithms      bool // how endpoints are chosen can be configured, see Config.Balancing
 	VirtualServers  bool // IPVS chooses endpoints, and has addresses of Services on an interface
 	KernelLocalhost bool // the kernel serves NodePorts on IPv4 loopback addresses, with iptables.localhostNodePorts
-	PortRanges      bool // there are ranges of ports of Services
+	PortRanges      bool // Services can have ranges of ports, and limits of connections
 	RelaysLocalhost bool // the process serves NodePorts on loopback addresses, with a feature gate
+
+	Metrics       []string // that kube-proxy has in this mode and not in all, and Slipstream too
+	RelayMetrics  []string // the same, with RelaysLocalhost and its gate
+	OnlyKubeProxy []string // metrics that Slipstream does not have
 }
 
+const (
+	rules    = "kubeproxy_sync_proxy_rules_"
+	restores = rules + "iptables_restore_failures_total"
+	full     = "kubeproxy_sync_full_proxy_rules_duration_seconds"
+	partial  = "kubeproxy_sync_partial_proxy_rules_duration_seconds"
+	relays   = "kubeproxy_nftables_localhost_nodeport_"
+)
+
 var traits = map[string]Traits{
-	IPTables: {IPTables: true, FormerIPTables: true, KernelLocalhost: true},
-	IPVS:     {FormerIPTables: true, VirtualServers: true},
-	NFTables: {NFTablesBlock: true, Primary: true, Algorithms: true, PortRanges: true, RelaysLocalhost: true},
+	IPTables: {
+		IPTables: true, FormerIPTables: true, KernelLocalhost: true,
+		Metrics: []string{restores, rules + "iptables_partial_restore_failures_total", rules + "iptables_total", rules + "iptables_last",
+			"kubeproxy_iptables_ct_state_invalid_dropped_packets_total", full, partial},
+		OnlyKubeProxy: []string{"kubeproxy_iptables_localhost_nodeports_accepted_packets_total"},
+	},
+	IPVS: {FormerIPTables: true, VirtualServers: true, Metrics: []string{restores}},
+	NFTables: {
+		NFTablesBlock: true, Primary: true, Algorithms: true, PortRanges: true, RelaysLocalhost: true,
+		Metrics:      []string{rules + "nftables_sync_failures_total", rules + "nftables_cleanup_failures_total", full, partial},
+		RelayMetrics: []string{relays + "listeners", relays + "listener_creation_failures_total", relays + "rejected_packets_total"},
+	},
 }
 
 // TraitsOf returns the traits of a mode.

@@ -61,7 +61,7 @@ const (
 )
 
 func (c *Config) validateMode() field.ErrorList {
-	modes, mode, detail := Modes(), c.Mode(), ""
+	modes, mode, detail := slices.Sorted(slices.Values(Modes())), c.Mode(), ""
 	if !c.Gates().Enabled(ipvsMode) {
 		modes = []string{IPTables, NFTables}
 		if mode == IPVS {

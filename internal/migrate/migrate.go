@@ -116,7 +116,7 @@ func Compare(c *Config, in Input, modes []string) (*Report, error) {
 		}
 		r.Modes = append(r.Modes, out)
 	}
-	for _, mode := range []string{config.NFTables, c.From, config.IPTables, config.IPVS} {
+	for _, mode := range slices.Insert(config.Modes(), 1, c.From) {
 		if i := slices.IndexFunc(r.Modes, func(m Mode) bool { return m.Mode == mode && m.Possible }); i >= 0 {
 			r.Recommended = mode
 			break

@@ -56,13 +56,14 @@ func (m *comparison) node() {
 	if len(m.masquerading(m.to)) > 0 {
 		m.add(Same, "masquerade", "The configuration has the settings for masquerading of the block "+masqueradeBlock(m.From)+" in the block "+masqueradeBlock(m.to)+".", "")
 	}
-	provided := metricsOf(m.to, m.after.HandlesLocalhostNodePorts())
-	var without []string
-	for _, name := range append(metricsOf(m.From, m.HandlesLocalhostNodePorts()), onlyKubeProxy[m.From]...) {
-		if !slices.Contains(provided, name) {
-			without = append(without, name)
-		}
+	had, have := m.from.Metrics, m.into.Metrics
+	if m.HandlesLocalhostNodePorts() {
+		had = slices.Concat(had, m.from.RelayMetrics)
 	}
+	if m.after.HandlesLocalhostNodePorts() {
+		have = slices.Concat(have, m.into.RelayMetrics)
+	}
+	without := slices.DeleteFunc(slices.Concat(had, m.from.OnlyKubeProxy), func(name string) bool { return slices.Contains(have, name) })
 	if len(without) > 0 {
 		m.add(Differs, "metrics", "These metrics no longer exist: "+strings.Join(without, ", ")+".", "Adapt dashboards and alerts that use them (https://github.com/slipstream-proxy/slipstream/blob/main/docs/metrics.md).")
 	}
@@ -202,23 +203,3 @@ func (m *comparison) nodePorts() {
 		}
 	}
 }
-
-// metricsOf are the metrics that kube-proxy has in a mode only, and Slipstream too.
-func metricsOf(mode string, gate bool) (all []string) {
-	const rules = "kubeproxy_sync_proxy_rules_"
-	switch mode {
-	case config.IPVS:
-		return []string{rules + "iptables_restore_failures_total"}
-	case config.IPTables:
-		all = []string{rules + "iptables_restore_failures_total", rules + "iptables_partial_restore_failures_total", rules + "iptables_total", rules + "iptables_last", "kubeproxy_iptables_ct_state_invalid_dropped_packets_total"}
-	case config.NFTables:
-		all = []string{rules + "nftables_sync_failures_total", rules + "nftables_cleanup_failures_total"}
-		if gate {
-			all = append(all, "kubeproxy_nftables_localhost_nodeport_listeners", "kubeproxy_nftables_localhost_nodeport_listener_creation_failures_total", "kubeproxy_nftables_localhost_nodeport_rejected_packets_total")
-		}
-	}
-	return append(all, "kubeproxy_sync_full_proxy_rules_duration_seconds", "kubeproxy_sync_partial_proxy_rules_duration_seconds")
-}
-
-// onlyKubeProxy are the metrics of a mode that Slipstream does not have.
-var onlyKubeProxy = map[string][]string{config.IPTables: {"kubeproxy_iptables_localhost_nodeports_accepted_packets_total"}}

@@ -11,9 +11,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/slipstream-proxy/slipstream/internal/config"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
-	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
 	"github.com/slipstream-proxy/slipstream/internal/source"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -51,7 +51,7 @@ func TestKubeProxyCounts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var reported noted
 		l := start(t, Options{CheckPeriod: time.Millisecond, Events: &reported})
-		l.metrics.OnMode(metrics.ModeIPTables)
+		l.metrics.OnMode(config.TraitsOf(config.IPTables).Metrics)
 		want := func(series, value string) {
 			t.Helper()
 			l.waitSample("kubeproxy_"+series, value)

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/slipstream-proxy/slipstream/internal/config"
 	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
 	"github.com/slipstream-proxy/slipstream/internal/source"
 	corev1 "k8s.io/api/core/v1"
@@ -66,7 +67,7 @@ const latencies = `kubeproxy_network_programming_duration_seconds_count{ip_famil
 
 func TestNetworkProgrammingLatency(t *testing.T) {
 	l := start(t, Options{})
-	l.metrics.OnMode(metrics.ModeNFTables)
+	l.metrics.OnMode(config.TraitsOf(config.NFTables).Metrics)
 	l.events <- []source.Event{service(1), slice("before", 1, ago(time.Hour)), synced}
 	l.wait("full +s1")
 	l.events <- []source.Event{slice("a", 2, ago(0))}
@@ -103,7 +104,7 @@ func TestNetworkProgrammingLatency(t *testing.T) {
 // refuses the change.
 func TestLatencyUntilTheKernelHasIt(t *testing.T) {
 	l := start(t, Options{})
-	l.metrics.OnMode(metrics.ModeNFTables)
+	l.metrics.OnMode(config.TraitsOf(config.NFTables).Metrics)
 	l.events <- []source.Event{service(1), synced}
 	l.wait("full +s1")
 	l.set(func() { l.fail = slices.Repeat([]error{errors.New("refused")}, 1000) })

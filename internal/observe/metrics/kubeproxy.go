@@ -12,7 +12,8 @@ import (
 // kubeProxy are the metrics that kube-proxy has, with its names, types, labels and
 // buckets (k8s.io/kubernetes v1.37, pkg/proxy/metrics). Arrays are by desired.Family.
 type kubeProxy struct {
-	byMode map[string][]prometheus.Collector
+	inAll  []prometheus.Collector
+	inSome map[string]prometheus.Collector // those of some modes, by name
 
 	sync, syncFull, syncPartial       [2]prometheus.Observer
 	lastQueued, lastSynced            [2]prometheus.Gauge
@@ -29,31 +30,28 @@ type kubeProxy struct {
 	loopbackFailures                  [2]prometheus.Counter
 }
 
-// Proxy modes, as kube-proxy's configuration names them.
-const (
-	ModeNFTables = "nftables"
-	ModeIPTables = "iptables"
-	ModeIPVS     = "ipvs"
-)
-
-// OnMode serves kube-proxy's metrics of a mode, and those of every mode. It panics if it is
-// called twice. Without it, as for a fast path beside kube-proxy, none of them is served.
-func (m *Metrics) OnMode(mode string) {
-	m.registry.MustRegister(m.kubeProxy.byMode[everyMode]...)
-	m.registry.MustRegister(m.kubeProxy.byMode[mode]...)
+// OnMode serves kube-proxy's metrics of every mode, and those of a mode, which have names
+// ([config.Traits.Metrics]). It panics if it is called twice. Without it, as for a fast path beside
+// kube-proxy, none of them is served.
+func (m *Metrics) OnMode(names []string) {
+	m.registry.MustRegister(m.kubeProxy.inAll...)
+	for _, name := range names {
+		if c := m.kubeProxy.inSome[name]; c != nil { // others are read on a scrape
+			m.registry.MustRegister(c)
+		}
+	}
 }
 
-// everyMode is the key of the metrics that all modes have.
-const everyMode = ""
-
-// localhostNodePorts is the key of the metrics of [Metrics.OnLocalhostNodePorts].
-const localhostNodePorts = "localhost NodePorts"
+const (
+	relays        = "nftables_localhost_nodeport_listeners"
+	relaysNotMade = "nftables_localhost_nodeport_listener_creation_failures_total"
+)
 
 // OnLocalhostNodePorts serves kube-proxy's metrics of NodePorts on loopback addresses, which
 // it has in nftables mode with the feature gate KubeProxyNFTablesLocalhostNodePorts. rejected
 // reads the numbers of rejected packets by desired.Family and protocol.
 func (m *Metrics) OnLocalhostNodePorts(rejected func() ([2]map[desired.Protocol]uint64, error)) {
-	m.registry.MustRegister(m.kubeProxy.byMode[localhostNodePorts]...)
+	m.registry.MustRegister(m.kubeProxy.inSome["kubeproxy_"+relays], m.kubeProxy.inSome["kubeproxy_"+relaysNotMade])
 	var k kernelCounters
 	m.registry.MustRegister(onScrape(func(s scrape) error {
 		k.mu.Lock()
@@ -98,19 +96,12 @@ var (
 const labelFamily = "ip_family"
 
 func newKubeProxy() (k kubeProxy) {
-	k.byMode = map[string][]prometheus.Collector{}
-	var (
-		nftables = []string{ModeNFTables}
-		iptables = []string{ModeIPTables}
-		loopback = []string{localhostNodePorts}
-		restore  = []string{ModeIPTables, ModeIPVS}     // modes that restore iptables
-		partial  = []string{ModeNFTables, ModeIPTables} // modes that can program changes alone
-		all      = []string{everyMode}
-	)
+	k.inSome = map[string]prometheus.Collector{}
+	const all, some = true, false // modes that have the metric
 	const prefix = "sync_proxy_rules_"
 	k.sync = k.histogram(all, prefix+"duration_seconds", "Time to program the kernel.", syncBuckets)
-	k.syncFull = k.histogram(partial, "sync_full_proxy_rules_duration_seconds", "Time to program everything.", syncBuckets)
-	k.syncPartial = k.histogram(partial, "sync_partial_proxy_rules_duration_seconds", "Time to program a change.", syncBuckets)
+	k.syncFull = k.histogram(some, "sync_full_proxy_rules_duration_seconds", "Time to program everything.", syncBuckets)
+	k.syncPartial = k.histogram(some, "sync_partial_proxy_rules_duration_seconds", "Time to program a change.", syncBuckets)
 	k.programming = k.histogram(all, "network_programming_duration_seconds",
 		"Time from a change of a Service or pod, according to its EndpointSlice, until the kernel had it.", programmingBuckets)
 	k.lastQueued = byFamily(k.gauge(all, prefix+"last_queued_timestamp_seconds", "When a change was last queued, in Unix time.", labelFamily))
@@ -126,25 +117,27 @@ func newKubeProxy() (k kubeProxy) {
 
 	k.conntrackDuration = k.histogram(all, "conntrack_reconciler_sync_duration_seconds", "Time to delete stale conntrack entries.", syncBuckets)
 	k.conntrackDeleted = byFamily(k.counter(all, "conntrack_reconciler_deleted_entries_total", "Stale conntrack entries that were deleted.", labelFamily))
-	k.restoreFailures = byFamily(k.counter(restore, prefix+"iptables_restore_failures_total", "Rejected restores of iptables.", labelFamily))
-	k.partialFailures = byFamily(k.counter(iptables, prefix+"iptables_partial_restore_failures_total",
+	k.restoreFailures = byFamily(k.counter(some, prefix+"iptables_restore_failures_total", "Rejected restores of iptables.", labelFamily))
+	k.partialFailures = byFamily(k.counter(some, prefix+"iptables_partial_restore_failures_total",
 		"Rejected partial restores of iptables, after which a full one follows.", labelFamily))
-	k.nftablesFailures = byFamily(k.counter(nftables, prefix+"nftables_sync_failures_total", "Rejected transactions of nftables.", labelFamily))
-	byFamily(k.counter(nftables, prefix+"nftables_cleanup_failures_total", "Always 0: there is no deferred cleanup.", labelFamily))
+	k.nftablesFailures = byFamily(k.counter(some, prefix+"nftables_sync_failures_total", "Rejected transactions of nftables.", labelFamily))
+	byFamily(k.counter(some, prefix+"nftables_cleanup_failures_total", "Always 0: there is no deferred cleanup.", labelFamily))
 
-	k.loopbackListeners = byFamily(k.gauge(loopback, "nftables_localhost_nodeport_listeners", "Listeners for NodePorts on loopback addresses.", labelFamily))
-	k.loopbackFailures = byFamily(k.counter(loopback, "nftables_localhost_nodeport_listener_creation_failures_total",
+	k.loopbackListeners = byFamily(k.gauge(some, relays, "Listeners for NodePorts on loopback addresses.", labelFamily))
+	k.loopbackFailures = byFamily(k.counter(some, relaysNotMade,
 		"Listeners for NodePorts on loopback addresses that could not be opened.", labelFamily))
 
-	k.healthz = register(&k, all, prometheus.NewCounterVec(kubeProxyCounter("proxy_healthz_total", "Answers to /healthz, by HTTP status."), []string{"code"}))
-	k.livez = register(&k, all, prometheus.NewCounterVec(kubeProxyCounter("proxy_livez_total", "Answers to /livez, by HTTP status."), []string{"code"}))
+	k.healthz = register(&k, all, "", prometheus.NewCounterVec(kubeProxyCounter("proxy_healthz_total", "Answers to /healthz, by HTTP status."), []string{"code"}))
+	k.livez = register(&k, all, "", prometheus.NewCounterVec(kubeProxyCounter("proxy_livez_total", "Answers to /livez, by HTTP status."), []string{"code"}))
 	return k
 }
 
-// register adds a metric to modes.
-func register[C prometheus.Collector](k *kubeProxy, modes []string, c C) C {
-	for _, mode := range modes {
-		k.byMode[mode] = append(k.byMode[mode], c)
+// register adds a metric of all modes, or of some.
+func register[C prometheus.Collector](k *kubeProxy, inAll bool, name string, c C) C {
+	if inAll {
+		k.inAll = append(k.inAll, c)
+	} else {
+		k.inSome["kubeproxy_"+name] = c
 	}
 	return c
 }
@@ -156,16 +149,16 @@ func kubeProxyCounter(name, help string) prometheus.CounterOpts {
 // counter and gauge return a function that makes the metric with the given values of its
 // labels.
 
-func (k *kubeProxy) counter(modes []string, name, help string, labels ...string) func(...string) prometheus.Counter {
-	return register(k, modes, prometheus.NewCounterVec(kubeProxyCounter(name, help), labels)).WithLabelValues
+func (k *kubeProxy) counter(inAll bool, name, help string, labels ...string) func(...string) prometheus.Counter {
+	return register(k, inAll, name, prometheus.NewCounterVec(kubeProxyCounter(name, help), labels)).WithLabelValues
 }
 
-func (k *kubeProxy) gauge(modes []string, name, help string, labels ...string) func(...string) prometheus.Gauge {
-	return register(k, modes, prometheus.NewGaugeVec(prometheus.GaugeOpts(kubeProxyCounter(name, help)), labels)).WithLabelValues
+func (k *kubeProxy) gauge(inAll bool, name, help string, labels ...string) func(...string) prometheus.Gauge {
+	return register(k, inAll, name, prometheus.NewGaugeVec(prometheus.GaugeOpts(kubeProxyCounter(name, help)), labels)).WithLabelValues
 }
 
-func (k *kubeProxy) histogram(modes []string, name, help string, buckets []float64) [2]prometheus.Observer {
-	return byFamily(register(k, modes, prometheus.NewHistogramVec(prometheus.HistogramOpts{
+func (k *kubeProxy) histogram(inAll bool, name, help string, buckets []float64) [2]prometheus.Observer {
+	return byFamily(register(k, inAll, name, prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Namespace: "kubeproxy", Name: name, Help: help, Buckets: buckets,
 	}, []string{labelFamily})).WithLabelValues)
 }

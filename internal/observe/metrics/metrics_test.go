@@ -14,24 +14,25 @@ import (
 	"time"
 
 	dto "github.com/prometheus/client_model/go"
+	"github.com/slipstream-proxy/slipstream/internal/config"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"k8s.io/apimachinery/pkg/types"
 )
 
 // localhost is nftables mode with the feature gate KubeProxyNFTablesLocalhostNodePorts.
-const localhost = ModeNFTables + "+localhost"
+const localhost = config.NFTables + "+localhost"
 
 // modes are all modes.
-var modes = []string{ModeNFTables, localhost, ModeIPTables, ModeIPVS}
+var modes = []string{config.NFTables, localhost, config.IPTables, config.IPVS}
 
 // complete are metrics of a mode, of which each has a value.
 func complete(mode string) *Metrics {
 	m := New()
 	if mode == localhost {
-		mode = ModeNFTables
+		mode = config.NFTables
 		m.OnLocalhostNodePorts(func() (n [2]map[desired.Protocol]uint64, err error) { return n, nil })
 	}
-	m.OnMode(mode)
+	m.OnMode(config.TraitsOf(mode).Metrics)
 	m.OnBuild("v1.2.3")
 	m.OnVerify()
 	m.OnAPI(func() time.Time { return time.Time{} })
@@ -42,7 +43,7 @@ func complete(mode string) *Metrics {
 	m.OnTraffic(func() (map[types.NamespacedName]Traffic, error) {
 		return map[types.NamespacedName]Traffic{named(1): {1, 2, 3, 4, 5}}, nil
 	})
-	if mode != ModeIPTables { // IPVS mode has nftables mode's table
+	if mode != config.IPTables { // IPVS mode has nftables mode's table
 		m.OnNFTables(func() (NFTables, error) {
 			return NFTables{
 				Rejected: [2]map[string]uint64{{"no_endpoints": 1}, {"no_endpoints": 2}}, Unrecorded: [2]uint64{1, 2},
@@ -50,7 +51,7 @@ func complete(mode string) *Metrics {
 			}, nil
 		})
 	}
-	if mode == ModeIPTables {
+	if mode == config.IPTables {
 		m.OnIPTables(func() (IPTables, error) {
 			return IPTables{
 				Total: [2]map[string]int{{"nat": 3}, {"nat": 4}}, Last: [2]map[string]int{{"nat": 1}, {"nat": 2}},
@@ -222,7 +223,7 @@ func TestNothingOfKubeProxyBesideIt(t *testing.T) {
 }
 
 func TestBuildInfo(t *testing.T) {
-	f := gathered(t, complete(ModeNFTables))["kubernetes_build_info"]
+	f := gathered(t, complete(config.NFTables))["kubernetes_build_info"]
 	labels := map[string]string{}
 	for _, l := range f.Metric[0].Label {
 		labels[l.GetName()] = l.GetValue()
@@ -235,9 +236,9 @@ func TestBuildInfo(t *testing.T) {
 // TestRefusedInAMode counts one refusal where kube-proxy would in each mode.
 func TestRefusedInAMode(t *testing.T) {
 	for mode, want := range map[string]string{
-		ModeNFTables: "kubeproxy_sync_proxy_rules_nftables_sync_failures_total",
-		ModeIPTables: "kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total",
-		ModeIPVS:     "kubeproxy_sync_proxy_rules_iptables_restore_failures_total",
+		config.NFTables: "kubeproxy_sync_proxy_rules_nftables_sync_failures_total",
+		config.IPTables: "kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total",
+		config.IPVS:     "kubeproxy_sync_proxy_rules_iptables_restore_failures_total",
 	} {
 		m := complete(mode)
 		m.Refused(false, desired.Families{false, true}, time.Second)

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"github.com/slipstream-proxy/slipstream/internal/config"
 	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
 )
 
@@ -34,7 +35,7 @@ func TestIdle(t *testing.T) {
 		var r running
 		l := make(piped)
 		m := metrics.New()
-		m.OnMode(metrics.ModeNFTables)
+		m.OnMode(config.TraitsOf(config.NFTables).Metrics)
 		s := New(Options{HealthzAddress: "127.0.0.1:10256", Proxy: &r.state, Events: &r.recorded, Metrics: m,
 			Listen: func(string, string) (net.Listener, error) { return l, nil }})
 		ctx, stop := context.WithCancel(t.Context())

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/slipstream-proxy/slipstream/internal/config"
 	"github.com/slipstream-proxy/slipstream/internal/observe/events"
 	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
 	"k8s.io/apimachinery/pkg/types"
@@ -84,7 +85,7 @@ func start(t *testing.T, o Options) *running {
 	}
 	if o.Metrics == nil {
 		o.Metrics = metrics.New()
-		o.Metrics.OnMode(metrics.ModeNFTables)
+		o.Metrics.OnMode(config.TraitsOf(config.NFTables).Metrics)
 	}
 	o.Proxy, o.Events = &r.state, &r.recorded
 	ctx, cancel := context.WithCancel(t.Context())
@@ -243,7 +244,7 @@ type answer struct {
 
 func TestHealthz(t *testing.T) {
 	m := metrics.New()
-	m.OnMode(metrics.ModeNFTables)
+	m.OnMode(config.TraitsOf(config.NFTables).Metrics)
 	r := start(t, Options{HealthzAddress: anyHealthz, MetricsAddress: anyMetrics, Metrics: m})
 	ask := func(path string, want int) (a answer, body string) {
 		t.Helper()
