@@ -4,9 +4,11 @@ package fastpath
 
 import (
 	"encoding/binary"
+	"os"
 	"slices"
 	"testing"
 
+	engine "github.com/slipstream-proxy/slipstream/internal/fastpath/ebpf"
 	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	"golang.org/x/sys/unix"
@@ -79,4 +81,27 @@ func TestEBPFExtensionsLeaseEnded(t *testing.T) {
 		return unix.Sendto(fd, packet, 0, &unix.SockaddrInet6{Addr: to.As16()})
 	}))
 	w.until("it passes", func() bool { return w.counted() > 0 })
+}
+
+// TestEBPFRemoveUnseen removes programs whose pins are out of sight, as in a container without the node's BPF file system.
+func TestEBPFRemoveUnseen(t *testing.T) {
+	kerneltest.Require(t, kerneltest.TCX)
+	w := newWorld(t, Config{Engine: EBPF, Threshold: threshold})
+	s := w.stream(lab.TCP, web, false)
+	w.fast(s)
+	w.stop()
+	w.check(w.Close())
+	dir := w.pins()
+	hidden := dir + "-hidden"
+	w.check(os.Rename(dir, hidden))
+	t.Cleanup(func() { _ = os.RemoveAll(hidden) })
+	if len(w.withProgram("forward")) == 0 {
+		t.Fatal("no program is attached")
+	}
+	w.check(engine.Remove(w.node.FD()))
+	if at := w.withProgram("forward"); len(at) > 0 {
+		t.Errorf("programs are attached to %v", at)
+	}
+	w.goesOn(s)
+	w.unharmed(s)
 }

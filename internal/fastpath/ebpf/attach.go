@@ -8,10 +8,12 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/node/netif"
 	links "github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -209,4 +211,39 @@ func removeFilters(ns int) error {
 		err = errors.Join(err, (&filter{newFilter(at, -1), route, at}).detach())
 	}
 	return err
+}
+
+// removeUnseen detaches programs at tcx whose pins this process does not see. That needs CAP_SYS_ADMIN; without it
+// they stay, and do nothing once their lease has ended.
+func removeUnseen(ns int) error {
+	all, err := netif.Namespace(ns).List()
+	for _, i := range all {
+		for _, p := range (&Engine{netns: ns}).programs(i.Index, ebpf.AttachTCXIngress) {
+			if id, has := p.LinkID(); has && usesFlows(p.ID) {
+				if l, gone := link.NewFromID(id); gone == nil {
+					err = errors.Join(err, l.Detach(), l.Close())
+				}
+			}
+		}
+	}
+	return err
+}
+
+// usesFlows reports whether a program has a map of flows.
+func usesFlows(id ebpf.ProgramID) (is bool) {
+	p, err := ebpf.NewProgramFromID(id)
+	if err != nil {
+		return false
+	}
+	defer p.Close()
+	if info, err := p.Info(); err == nil {
+		maps, _ := info.MapIDs()
+		for _, id := range maps {
+			if m, err := ebpf.NewMapFromID(id); err == nil {
+				is = is || m.Type() == ebpf.Hash && m.KeySize() == uint32(unsafe.Sizeof(programTuple{})) && m.ValueSize() == uint32(unsafe.Sizeof(programFlow{}))
+				_ = m.Close()
+			}
+		}
+	}
+	return is
 }

@@ -480,5 +480,5 @@ func Remove(ns int) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(os.RemoveAll(dir), removeFilters(ns))
+	return errors.Join(os.RemoveAll(dir), removeFilters(ns), removeUnseen(ns))
 }

@@ -69,15 +69,11 @@ type ctDirected struct {
 // the other family. expr.Ct has only an older key for the address, on which the nft command
 // aborts up to at least version 1.0.6 if it is part of a concatenation.
 func OriginalDestination(f Family, register uint32) []expr.Any {
-	key := uint32(ctDstIP)
-	if f == IPv6 {
-		key = ctDstIP6
-	}
 	next := register + f.AddrLen()/4
 	return []expr.Any{
-		ctDirected{&expr.Ct{}, key, register, Original},
+		CtDestination(f, Original, register),
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: next},
-		ctDirected{&expr.Ct{}, uint32(expr.CtKeyPROTODST), next + 1, Original},
+		CtDestinationPort(Original, next+1),
 	}
 }
 
