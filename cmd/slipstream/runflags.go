@@ -3,6 +3,7 @@
 package main
 
 import (
+	"slices"
 	"strings"
 	"time"
 
@@ -176,36 +177,23 @@ var otherNames = map[string]string{
 	"conntrack-tcp-timeout-close-wait":  "conntrack.tcpCloseWaitTimeout",
 	"conntrack-tcp-timeout-established": "conntrack.tcpEstablishedTimeout",
 	"conntrack-udp-timeout-stream":      "conntrack.udpStreamTimeout",
-	"exclude-addresses":                 "fastPath.excludeAddresses",
-	"exclude-dscp":                      "fastPath.excludeDSCP",
-	"exclude-marks":                     "fastPath.excludeMarks",
-	"exclude-pods":                      "fastPath.excludePods",
-	"fast-path-bypass":                  "fastPath.bypass",
-	"fast-path-engine":                  "fastPath.engine",
-	"hardware-offload":                  "fastPath.hardwareOffload",
-	"interfaces":                        "fastPath.interfaces",
 	"kube-api-burst":                    "clientConnection.burst",
 	"kube-api-content-type":             "clientConnection.contentType",
 	"kube-api-qps":                      "clientConnection.qps",
-	"kubeconfig":                        "clientConnection.kubeconfig",
 	"log-flush-frequency":               "logging.flushFrequency",
 	"log-json-info-buffer-size":         "logging.options.json.infoBufferSize",
 	"log-json-split-stream":             "logging.options.json.splitStream",
 	"log-text-info-buffer-size":         "logging.options.text.infoBufferSize",
 	"log-text-split-stream":             "logging.options.text.splitStream",
-	"masquerade-all":                    "iptables.masqueradeAll",
-	offloadThreshold:                    "fastPath.offloadPacketThreshold",
 	"pod-bridge-interface":              "detectLocal.bridgeInterface",
 	"pod-interface-name-prefix":         "detectLocal.interfaceNamePrefix",
 	"profiling":                         "enableProfiling",
 	"proxy-mode":                        "mode",
-	"scope":                             "fastPath.scope",
 	"v":                                 "logging.verbosity",
-	"vmodule":                           "logging.vmodule",
 }
 
-// sets reports whether a flag sets a field. Most flags have the name of their field:
-// --conntrack-max-per-core sets conntrack.maxPerCore.
+// sets reports whether a flag sets a field. Most flags have the name of their field, some without its block:
+// --conntrack-max-per-core sets conntrack.maxPerCore, --scope sets fastPath.scope.
 func sets(flag, field string) bool {
 	if flag == fastPathThreshold {
 		flag = offloadThreshold
@@ -213,5 +201,7 @@ func sets(flag, field string) bool {
 	if other, ok := otherNames[flag]; ok {
 		return other == field
 	}
-	return strings.EqualFold(strings.ReplaceAll(flag, "-", ""), strings.ReplaceAll(field, ".", ""))
+	return slices.ContainsFunc([]string{"", "fastPath", "clientConnection", "iptables", "logging"}, func(block string) bool {
+		return strings.EqualFold(block+strings.ReplaceAll(flag, "-", ""), strings.ReplaceAll(field, ".", ""))
+	})
 }
