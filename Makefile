@@ -22,7 +22,7 @@ ENGINE ?= docker
 IMAGE ?= slipstream:$(VERSION)
 
 .DEFAULT_GOAL := help
-.PHONY: help build test race oracle oracle-ipvs test-bench test-browser test-cluster test-cluster-ipvs tenants e2e test-deploy build-bench image release verify-release test-release deps lint vulnerabilities fmt demo bench bench-fastpath bench-compare bench-scale bench-rules bench-ipvs bench-balance bench-observe report fuzz clean
+.PHONY: help build test race oracle oracle-ipvs test-bench test-browser test-cluster test-cluster-ipvs tenants crash-sweep e2e test-deploy build-bench image release verify-release test-release deps lint vulnerabilities fmt demo bench bench-fastpath bench-compare bench-scale bench-rules bench-ipvs bench-balance bench-observe report fuzz clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,6 +64,9 @@ test-cluster: deps build ## Test the proxy end to end on a real kube-apiserver, 
 tenants: deps build ## Attack a node as a hostile tenant and write the table of docs/security.md, PHASE=12s (root)
 	cd test/cluster/oracle && $(GO) run ./build tools
 	$(HOST) -dir test/cluster -timeout 1h -run '^TestTenants$$' . -- -campaign $(abspath docs/security.md) $(if $(PHASE),-phase $(PHASE))
+
+crash-sweep: deps ## Kill slipstream before each call that changes the kernel, RUN='TestCrash/nftables/start'; IPVS mode on the User Mode Linux kernel (root)
+	$(GO) run ./test/kernel/runner -strict=false -v -timeout 6h -run '$(or $(RUN),^TestCrash$$)' ./cmd/slipstream -- -crash-all
 
 test-cluster-ipvs: deps build ## Replace kube-proxy's IPVS mode and go back, on the User Mode Linux kernel (root)
 	cd test/cluster/oracle && $(GO) run ./build tools

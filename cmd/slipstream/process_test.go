@@ -31,6 +31,11 @@ const asMain = "SLIPSTREAM_TEST_AS_MAIN"
 
 func TestMain(m *testing.M) {
 	uml.Init() // this binary is process 1 of the machines that TestIPv6Disabled boots
+	if os.Getenv(trapped) != "" {
+		if err := beTrapped(); err != nil {
+			panic(err)
+		}
+	}
 	if os.Getenv(asMain) != "" {
 		lack(os.Getenv(lacks))
 		main()
