@@ -33,10 +33,15 @@ type crossing struct {
 var web = netip.MustParseAddrPort("10.96.0.1:80")
 
 // newCrossing serves a number of ports, and starts a proxy with the first one and a Service.
-func newCrossing(t *testing.T, ports int, service *corev1.Service) *crossing {
+func newCrossing(t testing.TB, ports int, service *corev1.Service) *crossing {
 	kerneltest.Require(t, kerneltest.NFTables)
+	return newCrossingIn(t, ports, service, func(c dataplane.Config) (dataplane.Dataplane, error) { return nftables.New(c) })
+}
+
+// newCrossingIn is newCrossing in a mode.
+func newCrossingIn(t testing.TB, ports int, service *corev1.Service, mode func(dataplane.Config) (dataplane.Dataplane, error)) *crossing {
 	x := &crossing{Street: dataplanetest.NewStreet(t, ports), events: make(script)}
-	kernel, err := nftables.New(dataplane.Config{NetNS: x.Node.FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit})
+	kernel, err := mode(dataplane.Config{NetNS: x.Node.FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit})
 	check(t, err)
 	counter := load.New(x.Node.FD())
 	done := make(chan error, 1)

@@ -4,13 +4,17 @@ package proxy
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/dataplanetest"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane/iptables"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	corev1 "k8s.io/api/core/v1"
 )
@@ -18,11 +22,15 @@ import (
 // ward is a crossing with outlier detection whose endpoints have all answered a client.
 type ward struct {
 	*crossing
-	t *testing.T
+	t testing.TB
 }
 
-func newWard(t *testing.T, endpoints int, detection string) *ward {
+func newWard(t testing.TB, endpoints int, detection string) *ward {
 	x := newCrossing(t, endpoints, annotated(desired.AnnotationOutliers, detection, corev1.ServiceSpec{}))
+	return opened(t, x, endpoints)
+}
+
+func opened(t testing.TB, x *crossing, endpoints int) *ward {
 	w := &ward{x, t}
 	x.add(1, endpoints)
 	w.run("add table inet f; add chain inet f in { type filter hook input priority 0; }")
@@ -115,13 +123,22 @@ func (w *ward) served(n int, without ...uint16) bool {
 
 const second = dataplanetest.FirstPort + 1
 
-// TestOutlierEjected: one of four endpoints becomes a black hole, or refuses connections. It gets none while that lasts, the
+// TestOutlierEjected: one of ten endpoints becomes a black hole, or refuses connections. It gets none while that lasts, the
 // SYNs that wait for it come to others, and it is back after that.
 func TestOutlierEjected(t *testing.T) {
-	for name, verdict := range map[string]string{"black hole": "drop", "refused": "reject with tcp reset"} {
+	for name, verdict := range map[string]string{"black hole": "drop", "refused": "reject with tcp reset", "black hole, iptables": "drop"} {
 		t.Run(name, func(t *testing.T) {
-			w := newWard(t, 4, "on")
-			w.healthy(4, true)
+			const n = 10
+			var w *ward
+			if strings.HasSuffix(name, "iptables") {
+				kerneltest.Require(t, kerneltest.IPTablesNFT, kerneltest.IPSet)
+				w = opened(t, newCrossingIn(t, n, annotated(desired.AnnotationOutliers, "on", corev1.ServiceSpec{}), func(c dataplane.Config) (dataplane.Dataplane, error) {
+					return iptables.New(t.Context(), c, iptables.Options{Variant: iptables.NFT})
+				}), n)
+			} else {
+				w = newWard(t, n, "on")
+			}
+			w.healthy(n, true)
 			w.drop(fmt.Sprintf("tcp dport %d %s", second, verdict))
 			var waiting sync.WaitGroup
 			if verdict == "drop" {
@@ -133,13 +150,13 @@ func TestOutlierEjected(t *testing.T) {
 					})
 				}
 			}
-			w.until("ejected", func() bool { return w.served(3, second) && w.ejected() == 1 })
+			w.until("ejected", func() bool { return w.served(n-1, second) && w.ejected() == 1 })
 			waiting.Wait()
 			w.until("an Event", func() bool {
 				return w.told.count("EndpointUnanswered on default/web: endpoint 10.244.1.3:8001 does not answer connections of clients and of nodes (slipstream.io/outlier-detection: on)") == 1
 			})
 			w.heal()
-			w.until("back", func() bool { return w.served(4) && w.ejected() == 0 })
+			w.until("back", func() bool { return w.served(n) && w.ejected() == 0 })
 		})
 	}
 }
@@ -174,6 +191,51 @@ func TestOutlierNotEjected(t *testing.T) {
 				t.Error("it is, or was, ejected")
 			}
 		})
+	}
+}
+
+// TestOutlierAffinity: a client with session affinity gets another endpoint while its own does not answer.
+func TestOutlierAffinity(t *testing.T) {
+	spec := corev1.ServiceSpec{SessionAffinity: corev1.ServiceAffinityClientIP}
+	w := opened(t, newCrossing(t, 2, annotated(desired.AnnotationOutliers, "on", spec)), 2)
+	w.until("a client's endpoint is known", func() bool { w.connect(); return w.count(func(x *outlier) bool { return x.answers }) == 1 })
+	first := w.connect()
+	w.drop(fmt.Sprintf("tcp dport %d drop", first))
+	w.until("another endpoint", func() bool { to := w.connect(); return to != 0 && to != first && w.ejected() == 1 })
+}
+
+// BenchmarkOutlier has one of ten endpoints become a black hole. It reports the share of a client's connections that have no
+// answer in 200 ms, until the endpoint is ejected and after that, and the time until then.
+func BenchmarkOutlier(b *testing.B) {
+	w := newWard(b, 10, "on")
+	w.healthy(10, true)
+	var before, after, seconds []float64
+	fails := func(n *[2]float64) {
+		if n[1]++; w.connect() == 0 {
+			n[0]++
+		}
+	}
+	for b.Loop() {
+		w.until("trusted no more", func() bool {
+			return w.count(func(x *outlier) bool { return time.Now().Before(x.due) }) == 0
+		})
+		w.drop(fmt.Sprintf("tcp dport %d drop", second))
+		var until, then [2]float64
+		began := time.Now()
+		for w.ejected() == 0 {
+			fails(&until)
+		}
+		seconds = append(seconds, time.Since(began).Seconds())
+		for range 300 {
+			fails(&then)
+		}
+		before, after = append(before, 100*until[0]/until[1]), append(after, 100*then[0]/then[1])
+		w.heal()
+		w.until("back", func() bool { return w.ejected() == 0 && w.served(10) })
+	}
+	for unit, all := range map[string][]float64{"%-before": before, "%-after": after, "s": seconds} {
+		slices.Sort(all)
+		b.ReportMetric(all[len(all)/2], unit)
 	}
 }
 
