@@ -28,7 +28,7 @@ type Load struct {
 	Open   int     // connections now
 	Begun  float64 // number of connections
 	Ended  float64 // number of connections that were served
-	Failed float64 // number of connections that were refused, or not answered
+	Failed float64 // number of connections that were refused, reset or not answered
 	Held   float64 // time for which connections were open, in seconds of one connection
 }
 
@@ -112,6 +112,7 @@ func levelWeights(l Loads, p Protocol, weights, former map[Backend]uint64) {
 	backends := slices.SortedFunc(maps.Keys(weights), Backend.Compare)
 	loads := make([]Load, len(backends))
 	var sum Load
+	total := 0.0
 	unit := uint64(levelSteps) // such that the greatest step does not change a weight, if possible
 	for i, b := range backends {
 		loads[i] = l.Of(p, b).plausible()
@@ -119,6 +120,7 @@ func levelWeights(l Loads, p Protocol, weights, former map[Backend]uint64) {
 		sum.Ended += loads[i].Ended
 		sum.Held += loads[i].Held
 		sum.Open += loads[i].Open
+		total += float64(weights[b])
 		if weights[b]%levelSteps != 0 {
 			unit = 1
 		}
@@ -126,9 +128,10 @@ func levelWeights(l Loads, p Protocol, weights, former map[Backend]uint64) {
 	all := make([]candidate, len(backends))
 	for i, b := range backends {
 		c, l := loads[i].candidate(float64(weights[b]), &sum), &loads[i]
-		// One whose connections fail has few that are open. It is taken to be as loaded as all together.
+		// One whose connections fail has few that are open. It is taken to be as loaded as all together,
+		// for its weight, so that failures that all have alike change nothing.
 		failing := l.Failed / (l.Failed + l.Ended + float64(l.Open) + 1)
-		c.open += failing * float64(sum.Open)
+		c.open += failing * float64(sum.Open*len(backends)) * float64(weights[b]) / max(total, 1)
 		c.weight *= max(1-failing, 1.0/levelSteps)
 		all[i] = c
 	}

@@ -320,6 +320,24 @@ func TestFailingBackends(t *testing.T) {
 	}
 }
 
+// TestFailuresAlike: failures that all backends have alike, such as clients that reset, change no weight, also if the
+// configured weights differ.
+func TestFailuresAlike(t *testing.T) {
+	for _, failed := range []float64{0, 1000} {
+		n := newTown(1, 3, nil).nodes[0]
+		n.weights = map[Backend]uint64{}
+		for i, b := range n.backends {
+			share := []uint64{100, 100, 10}[i]
+			n.weights[b] = share
+			n.loads[b] = &Load{Open: int(share), Begun: float64(share) * 10, Failed: failed * float64(share)}
+		}
+		levelWeights(n, TCP, n.weights, nil)
+		if a, b, c := n.weights[n.backends[0]], n.weights[n.backends[1]], n.weights[n.backends[2]]; a != b || a != 10*c {
+			t.Errorf("%v failures: weights %d, %d and %d", failed, a, b, c)
+		}
+	}
+}
+
 // TestSmallSteps: a weight that would change by one step stays, as that is mostly noise, and each change moves
 // slots.
 func TestSmallSteps(t *testing.T) {

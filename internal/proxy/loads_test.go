@@ -189,3 +189,51 @@ func TestLeastConnectionsRefused(t *testing.T) {
 		t.Error("no connection went to the backend that refuses them")
 	}
 }
+
+// TestLeastConnectionsReset has two backends, of which one accepts connections and resets them at once, as a proxy does whose
+// own server is away. It does not get more than its share.
+func TestLeastConnectionsReset(t *testing.T) {
+	const rounds, each = 60, 6
+	x := newCrossing(t, 1, annotated(desired.AnnotationScheduler, "lc", corev1.ServiceSpec{}))
+	l, err := x.Server.Listen("tcp", ":8001")
+	check(t, err)
+	defer l.Close()
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_ = c.(*net.TCPConn).SetLinger(0) // closes with a reset
+			_ = c.Close()
+		}
+	}()
+	x.add(1, 2)
+	tries, failed := 0, 0
+	for round := range rounds {
+		var open []*lab.Stream
+		for range each {
+			s, err := x.Client.Stream(lab.TCP, web, 20*time.Millisecond)
+			if err == nil {
+				open = append(open, s)
+			}
+			if round >= rounds/3 { // the proxy knows its backends
+				if tries++; err != nil {
+					failed++
+				}
+			}
+		}
+		time.Sleep(100 * time.Millisecond)
+		for _, s := range open {
+			s.Close()
+		}
+	}
+	t.Logf("%d of %d connections failed", failed, tries)
+	// Half of them is its share. With twice its share, hardly any connection would go elsewhere.
+	if failed > tries/2 {
+		t.Errorf("%d of %d connections went to the backend that resets them", failed, tries)
+	}
+	if failed == 0 {
+		t.Error("no connection went to the backend that resets them")
+	}
+}

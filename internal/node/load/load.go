@@ -279,7 +279,7 @@ func (c *Counter) event(b []byte) {
 		if c.waiting[e.id] && (typ == ctnetlink.MsgDelete || e.answered) { // a reset deletes the entry
 			c.fail(e.id)
 		}
-		c.end(e.id, e.answered && !e.reset, !e.answered || e.reset && !e.assured)
+		c.end(e.id, e.answered && !e.reset)
 	case flags&unix.NLM_F_CREATE != 0:
 		x := connection{e.backend, e.frontend, false, c.now, c.watch(key{e.backend.Protocol, e.frontend}.destination(), e.backend.Backend)}
 		if t := c.begin(x, e.id); t != nil {
@@ -303,8 +303,8 @@ func (c *Counter) begin(x connection, id uint32) *tally {
 }
 
 // end stops counting a connection. The time for which it was open counts if it was served: one that
-// was refused took no time, which does not make its backend a fast one.
-func (c *Counter) end(id uint32, served, failed bool) {
+// was refused or reset took no time, which does not make its backend a fast one. Clients that reset do so at all backends.
+func (c *Counter) end(id uint32, served bool) {
 	x, known := c.open[id]
 	if !known {
 		return
@@ -316,8 +316,6 @@ func (c *Counter) end(id uint32, served, failed bool) {
 		t.Ended++
 	} else {
 		t.Held = faded(t.Held - held(c.now-x.begun))
-	}
-	if failed {
 		t.Failed++
 	}
 }
@@ -345,7 +343,6 @@ type entry struct {
 	frontend   desired.Backend
 	translated bool
 	answered   bool // the backend has sent a packet
-	assured    bool // packets of an established connection were seen both ways
 	ended      bool // one end has closed or reset it
 	state      uint8
 	reset      bool
@@ -369,7 +366,7 @@ func parse(data []byte) (e entry, ok bool) {
 	return entry{
 		id: binary.NativeEndian.Uint32(x.ID), backend: key{desired.Protocol(x.Reply.Protocol), desired.NewBackend(x.Reply.Src)},
 		frontend: desired.NewBackend(x.Original.Dst), translated: x.Status&ctnetlink.StatusDNAT != 0,
-		answered: x.Status&ctnetlink.StatusSeenReply != 0, assured: x.Status&ctnetlink.StatusAssured != 0,
-		ended: x.TCPState >= finWait && x.TCPState <= reset, state: x.TCPState, reset: x.TCPState == reset,
+		answered: x.Status&ctnetlink.StatusSeenReply != 0,
+		ended:    x.TCPState >= finWait && x.TCPState <= reset, state: x.TCPState, reset: x.TCPState == reset,
 	}, true
 }
