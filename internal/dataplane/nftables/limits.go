@@ -230,7 +230,11 @@ func (b *Dataplane) tryLimits(f int) error {
 	var has []*nfnl.Set
 	if t != nil {
 		compatible := true
-		if has, compatible = t.Compatible(all); len(k.users) == 0 || !compatible {
+		misplaced, err := b.misplaced(l)
+		if err != nil {
+			return err
+		}
+		if has, compatible = t.Compatible(all); len(k.users) == 0 || !compatible || len(misplaced) > 0 {
 			batch.DeleteTable(l.table)
 			t = nil
 		}
@@ -239,7 +243,7 @@ func (b *Dataplane) tryLimits(f int) error {
 		return b.conn.Commit(0, &batch)
 	}
 	k.numbers = map[place]uint32{}
-	names := map[string]bool{} // of the chains
+	names := map[string]bool{chainPrerouting: true, chainOutput: true, chainLimited: true, chainSources: true, chainRefused: true, chainDropped: true}
 	take := func(p place, n uint32) {
 		k.numbers[p], names[fmt.Sprint(limitPrefix, n)] = n, true
 	}
@@ -271,7 +275,7 @@ func (b *Dataplane) tryLimits(f int) error {
 			}
 		}
 		for _, c := range t.Chains {
-			if strings.HasPrefix(c.Name, limitPrefix) && !names[c.Name] {
+			if !names[c.Name] {
 				unused.DeleteChain(l.table, c.Name)
 			}
 		}
@@ -391,20 +395,62 @@ func (b *Dataplane) checkLimits(f int) error {
 	if t == nil || t.Dormant || k.numbers == nil || t.Fingerprint(nil) != k.fingerprint {
 		return damaged(&l.schema, "limits were modified")
 	}
-	for key, front := range k.frontends {
-		set := l.setsOf(front.FrontendKey, desired.Cluster).sticky
-		return b.checkElement(&l.schema, set, l.frontendKey(nil, key), "an element of "+set.Name)
+	for address := range b.writer.keys[f][schemas[f].nodeAddresses] {
+		if err := b.checkElement(&l.schema, l.nodeAddresses, []byte(address), "a node address with limits"); err != nil {
+			return err
+		}
+		break
+	}
+	checked := 0
+	for _, front := range k.frontends { // in another order each time
+		for set, key := range l.elements(front, k.numbers[placeOf(front)]) {
+			if err := b.checkElement(&l.schema, set, key, "an element of "+set.Name); err != nil {
+				return err
+			}
+		}
+		if checked++; checked == sampleSize {
+			break
+		}
 	}
 	return nil
+}
+
+// elements returns those that lead from a frontend to its limits, and one of its source ranges.
+func (l *limitSchema) elements(f *desired.Frontend, n uint32) map[*nfnl.Set][]byte {
+	key := l.frontendKey(nil, f.FrontendKey)
+	all := map[*nfnl.Set][]byte{l.setsOf(f.FrontendKey, desired.Cluster).sticky: key, l.remember: word(n)}
+	if f.Sources != nil {
+		all[l.restricted] = key
+		for _, p := range f.Sources.All() {
+			first, _ := l.rangeOf(p)
+			all[l.sources] = slices.Concat(key, first)
+		}
+	}
+	return all
+}
+
+// misplaced returns the base chains of the table that are not as they were written, also those that are not base chains.
+func (b *Dataplane) misplaced(l *limitSchema) (names []string, err error) {
+	bases, err := b.conn.BaseChains(l.table.Family)
+	hooks := map[string]uint32{chainPrerouting: unix.NF_INET_PRE_ROUTING, chainOutput: unix.NF_INET_LOCAL_OUT}
+	for _, c := range bases {
+		if hook, own := hooks[c.Name]; c.Table.Name != l.table.Name {
+			continue
+		} else if !own || c.Type != "nat" || c.Hook != hook || c.Priority != -101 || c.Drops {
+			names = append(names, c.Name)
+		}
+		delete(hooks, c.Name)
+	}
+	return slices.AppendSeq(names, maps.Keys(hooks)), err
 }
 
 // limitFaults compares the table with a full description, except what rules have counted.
 func (b *Dataplane) limitFaults(f int, full *desired.Change) (rules int, faults []string, err error) {
 	l := &limitSchemas[f]
-	want, numbers := map[desired.FrontendKey]*desired.Frontend{}, map[place]uint32{}
+	want, numbers, places := map[desired.FrontendKey]*desired.Frontend{}, map[place]uint32{}, map[place]bool{}
 	for _, c := range full.Frontends {
 		if c.New.Limits != (desired.Limits{}) && l.is(c.Key().Addr()) {
-			want[c.Key()] = c.New
+			want[c.Key()], places[placeOf(c.New)] = c.New, true
 		}
 	}
 	t, err := b.conn.Contents(l.table)
@@ -413,6 +459,20 @@ func (b *Dataplane) limitFaults(f int, full *desired.Change) (rules int, faults 
 	}
 	if t == nil {
 		return 0, []string{"connections are not limited"}, nil
+	}
+	if t.Dormant {
+		faults = append(faults, "the table is dormant")
+	}
+	all := l.all(maps.Keys(places))
+	if has, compatible := t.Compatible(all); !compatible || len(has) < len(all) {
+		return len(t.Rules), append(faults, "sets are missing, or have other types"), nil
+	}
+	misplaced, err := b.misplaced(l)
+	if err != nil {
+		return 0, nil, err
+	}
+	for _, name := range misplaced {
+		faults = append(faults, fmt.Sprintf("chain %s has another hook or policy", name))
 	}
 	fault := func(key desired.FrontendKey) { faults = append(faults, fmt.Sprintf("%s has other limits", key)) }
 	read := func(e nfnl.Element) {
@@ -431,6 +491,24 @@ func (b *Dataplane) limitFaults(f int, full *desired.Change) (rules int, faults 
 	err = errors.Join(b.conn.Elements(l.table, l.addressSets[0].sticky.Name, read), b.conn.Elements(l.table, l.nodePortSets[0].sticky.Name, read))
 	for key := range want {
 		fault(key)
+	}
+	expect := func(set *nfnl.Set, key []byte) {
+		has, failed := b.conn.Has(l.table, set.Name, key)
+		if err = errors.Join(err, failed); !has {
+			faults = append(faults, fmt.Sprintf("an element of %s is missing", set.Name))
+		}
+	}
+	for _, c := range full.Frontends {
+		if n := numbers[placeOf(c.New)]; n > 0 && c.New.Limits != (desired.Limits{}) && l.is(c.Key().Addr()) {
+			for set, key := range l.elements(c.New, n) {
+				expect(set, key)
+			}
+		}
+	}
+	for _, m := range full.Sets[desired.NodeAddresses].Added {
+		if l.is(m.Addr) {
+			expect(l.nodeAddresses, l.addr(nil, m.Addr.As16()))
+		}
 	}
 	var batch nfnl.Batch
 	l.write(&batch, numbers)

@@ -481,3 +481,58 @@ func BenchmarkLimit(b *testing.B) {
 		})
 	}
 }
+
+// TestVerifyLimits damages the table with limits. Check and a process that has not written the table find it.
+func TestVerifyLimits(t *testing.T) {
+	kerneltest.Require(t, kerneltest.NFTBinary)
+	k := newKernel(t)
+	s := desired.New(desired.Config{})
+	s.SetNodeAddresses([]netip.Addr{netip.MustParseAddr("192.0.2.1")})
+	s.SetService(&corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", Annotations: map[string]string{desired.AnnotationMaxConnections: "1"}},
+		Spec: corev1.ServiceSpec{
+			Type: corev1.ServiceTypeLoadBalancer, ClusterIP: webKey(1).Addr().String(), LoadBalancerSourceRanges: []string{"198.51.100.0/24"},
+			Ports: []corev1.ServicePort{{Name: "tcp", Port: 80, NodePort: 30080}},
+		},
+		Status: corev1.ServiceStatus{LoadBalancer: corev1.LoadBalancerStatus{Ingress: []corev1.LoadBalancerIngress{{IP: "203.0.113.5"}}}},
+	})
+	for _, c := range []struct{ damage, want string }{
+		{"", ""},
+		{"delete table ip T", "connections are not limited"},
+		{"delete table ip T; add table ip T", "sets are missing"},
+		{"add table ip T { flags dormant; }", "the table is dormant"},
+		{"add chain ip T prerouting { policy drop; }", "chain prerouting has another hook or policy"},
+		{"flush chain ip T output; delete chain ip T output; add chain ip T output; add rule ip T output jump limited", "chain output has another hook or policy"},
+		{"add chain ip T other { type filter hook input priority 0; policy drop; }", "chain other has another hook or policy"},
+		{"add chain ip T other; add rule ip T other drop", "chain other does not belong there"},
+		{"flush map ip T limits", "an element of limits is missing"},
+		{"flush set ip T node-addresses", "an element of node-addresses is missing"},
+		{"flush set ip T restricted", "an element of restricted is missing"},
+		{"flush set ip T sources", "an element of sources is missing"},
+		{"flush map ip T limited", "has other limits"},
+		{"flush map ip T limited-node-ports", "has other limits"},
+		{"flush chain ip T limited", "chain limited has 0 rules"},
+	} {
+		t.Run(c.damage, func(t *testing.T) {
+			dataplanetest.Reconcile(t, k.Dataplane, s)
+			reader := k.open()
+			defer reader.Close()
+			if c.damage != "" {
+				if out, err := k.ns.Run(t.Context(), "nft", strings.ReplaceAll(c.damage, " T", " slipstream-limits")); err != nil {
+					t.Fatalf("%v: %s", err, out)
+				}
+			}
+			v, err := dataplane.Look(t.Context(), reader, &s.Full().Change)
+			if err != nil || !strings.Contains(v.String(), c.want) || c.want == "" && len(v.Differences) > 0 {
+				t.Errorf("error %v, no %q in\n%s", err, c.want, v)
+			}
+			if err := k.Check(t.Context()); (err == nil) != (c.damage == "") {
+				t.Errorf("Check: %v", err)
+			}
+			dataplanetest.Reconcile(t, k.Dataplane, s)
+			if v, err = dataplane.Look(t.Context(), reader, &s.Full().Change); err != nil || len(v.Differences) > 0 {
+				t.Errorf("after the repair: error %v\n%s", err, v)
+			}
+		})
+	}
+}
