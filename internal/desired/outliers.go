@@ -59,13 +59,13 @@ func (s *State) followDetection(e *endpoints) {
 // Detecting reports whether there are Services with [AnnotationOutliers].
 func (s *State) Detecting() bool { return len(s.detecting) > 0 }
 
-// DetectionOf returns the detection of a backend of a frontend, and the frontend's Service; nothing without.
+// DetectionOf returns the detection of a ready backend of a frontend, and the frontend's Service; nothing without.
 func (s *State) DetectionOf(to FrontendKey, b Backend) (detection string, service types.NamespacedName) {
 	if !s.Detecting() {
 		return "", service
 	}
 	if e := s.endpointsAt(to); e != nil && e.detection() != "" {
-		if i := e.find(b); i >= 0 && e.entries[i].listed > 0 {
+		if i := e.find(b); i >= 0 && e.entries[i].listed > 0 && e.entries[i].cond.class() == usable {
 			return e.detection(), e.port.service.name
 		}
 	}

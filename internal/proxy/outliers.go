@@ -4,16 +4,20 @@ package proxy
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"os"
+	"slices"
+	"syscall"
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 )
 
 const (
-	mostProbes     = 16   // at once
+	mostProbes     = 16   // at once; half of them only for suspects and endpoints that are out
 	knownPerTenant = 1000 // endpoints that are watched
 	probeTimeout   = 500 * time.Millisecond
 	misses         = 2                // probes that a suspect misses until it is out: one packet may be lost
@@ -21,11 +25,15 @@ const (
 	announceWithin = 10 * time.Second // an Event follows at a random time: what many nodes find at once, one reports
 	firstPause     = time.Second      // between probes of an endpoint that is out, doubled after each
 	lastPause      = time.Minute
+	mostTries      = 8                // to learn whether an endpoint answers: after 1, 2, 4 to 256 minutes
 	mostOut        = 10 * time.Minute // then it is back, as a policy may keep this node from it
 )
 
-// probesPerTenant is the number of probes at once for a namespace, by whether they are of suspects.
+// probesPerTenant is the number of probes at once for a namespace, by whether they are of suspects and endpoints that are out.
 var probesPerTenant = map[bool]int{false: 2, true: 4}
+
+// unanswered are the errors of probes that tell of the endpoint. Others tell of this node, for example that it has no port left.
+var unanswered = []error{syscall.ECONNREFUSED, syscall.EHOSTUNREACH, context.DeadlineExceeded, os.ErrDeadlineExceeded}
 
 // outliers are what this node knows of endpoints that clients use, of Services with outlier detection.
 type outliers struct {
@@ -44,6 +52,8 @@ type outlier struct {
 	desired.Backend
 	frontend desired.FrontendKey
 	answers  bool // it has answered a probe
+	news     bool // it has answered a client since the last probe began
+	tries    int  // probes without an answer before the first answer
 	probing  bool
 	failing  bool      // clients get no answer
 	missed   int       // probes since that was found
@@ -72,7 +82,7 @@ func (p *Proxy) watchHandshakes(ctx context.Context) {
 		case x == nil:
 			continue
 		case !h.Failing:
-			x.failing = false
+			x.failing, x.news = false, true
 			p.takeBack(t, x, "it answers a client")
 		case !x.failing && (now.After(x.due) || !x.answers):
 			x.failing, x.missed = true, 0
@@ -86,7 +96,7 @@ func (p *Proxy) watchHandshakes(ctx context.Context) {
 		for b, x := range t.known {
 			d, service := p.state.DetectionOf(x.frontend, b)
 			switch {
-			case d == "":
+			case d == "" || service.Namespace != t.namespace:
 				p.takeBack(t, x, "it is not watched any more")
 				delete(t.known, b)
 				continue
@@ -100,8 +110,8 @@ func (p *Proxy) watchHandshakes(ctx context.Context) {
 				x.announce = time.Time{}
 				p.options.Events.OnService(service, "EndpointUnanswered", fmt.Sprintf("endpoint %s does not answer connections of clients and of nodes (%s: %s)", b, desired.AnnotationOutliers, d))
 			}
-			suspect := x.answers && x.failing && x.out.IsZero()
-			needed := suspect || !x.out.IsZero() || !x.answers && !x.failing
+			suspect := x.answers && x.failing || !x.out.IsZero()
+			needed := suspect || !x.answers && x.news && o.probing < mostProbes/2
 			if needed && !x.probing && now.After(x.due) && t.probing < probesPerTenant[suspect] && o.probing < mostProbes {
 				p.probe(ctx, t, x)
 			}
@@ -117,32 +127,35 @@ func (p *Proxy) probe(ctx context.Context, t *tenant, x *outlier) {
 		x.probing = n > 0
 	}
 	count(1)
+	x.news = false
 	p.background.Go(func() {
 		ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 		defer cancel()
 		err := p.options.Probe(ctx, netip.AddrPortFrom(x.Addr(), x.Port()))
 		p.outliers.done <- func() {
 			count(-1)
-			p.probed(t, x, err == nil)
+			p.probed(t, x, err)
 		}
 	})
 }
 
-func (p *Proxy) probed(t *tenant, x *outlier, answered bool) {
+func (p *Proxy) probed(t *tenant, x *outlier, err error) {
 	now := time.Now()
 	switch {
-	case answered:
+	case err == nil:
 		if x.failing {
 			x.failing, x.due = false, now.Add(trustFor)
 		}
 		x.answers = true
 		p.takeBack(t, x, "it answers this node")
+	case !slices.ContainsFunc(unanswered, func(is error) bool { return errors.Is(err, is) }):
+		x.due, x.news = now.Add(trustFor), true // it has not been tried
 	case !x.out.IsZero():
 		x.due, x.pause = now.Add(x.pause), min(2*x.pause, lastPause)
 	case x.answers:
 		x.missed++
 	default:
-		x.due = now.Add(lastPause)
+		x.due, x.tries = now.Add(lastPause<<x.tries), min(x.tries+1, mostTries)
 	}
 }
 

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proxy
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+)
+
+// clinic is a proxy whose handshakes and probes a test makes up.
+type clinic struct {
+	*Proxy
+	handshakes []desired.Handshake
+	probes     int
+	answer     error // of probes
+	hang       bool  // probes take their whole time
+}
+
+func (c *clinic) Update(context.Context, func(desired.FrontendKey, desired.Backend) string) error {
+	return nil
+}
+func (c *clinic) Handshakes() []desired.Handshake { return c.handshakes }
+func (c *clinic) Stop() error                     { return nil }
+
+func newClinic(namespaces, endpoints int) *clinic {
+	c := &clinic{}
+	c.Proxy = New(script(nil), desired.New(desired.Config{}), &free{}, metrics.New(), Options{Loads: c, Probe: func(ctx context.Context, _ netip.AddrPort) error {
+		c.probes++
+		if c.hang {
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		return c.answer
+	}})
+	for n := range namespaces {
+		c.state.SetService(&corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: fmt.Sprint("n", n), Name: "web", Annotations: map[string]string{desired.AnnotationOutliers: "on"}},
+			Spec:       corev1.ServiceSpec{ClusterIP: fmt.Sprint("10.96.0.", n+1), Ports: []corev1.ServicePort{{Port: 80}}},
+		})
+		c.endpoints(n, endpoints, true)
+	}
+	c.state.Full()
+	return c
+}
+
+func (c *clinic) endpoints(namespace, n int, ready bool) {
+	s := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: fmt.Sprint("n", namespace), Name: "web", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Port: ptr.To[int32](8080)}},
+	}
+	for i := range n {
+		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf("10.0.%d.%d", namespace, i+1)}, Conditions: discoveryv1.EndpointConditions{Ready: &ready}})
+	}
+	c.state.SetEndpointSlice(s)
+}
+
+// clients has connections to an endpoint of a namespace answered or not.
+func (c *clinic) clients(namespace, i int, failing bool) desired.Handshake {
+	return desired.Handshake{
+		Namespace: fmt.Sprint("n", namespace), Failing: failing,
+		Frontend: desired.FrontendKey{AddrPort: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 96, 0, byte(namespace + 1)}), 80), Protocol: desired.TCP},
+		Backend:  desired.NewBackend(netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, byte(namespace), byte(i + 1)}), 8080)),
+	}
+}
+
+// pass lets time pass as the loop does.
+func (c *clinic) pass(t *testing.T, d time.Duration) {
+	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(250 * time.Millisecond) {
+		for synctest.Wait(); len(c.outliers.done) > 0; {
+			(<-c.outliers.done)()
+		}
+		c.watchHandshakes(t.Context())
+	}
+}
+
+func (c *clinic) outlier(h desired.Handshake) *outlier {
+	return c.outliers.tenants[h.Namespace].known[h.Backend]
+}
+
+// ill returns a clinic whose first endpoint has answered and answers clients no more.
+func ill(t *testing.T, answer error) *clinic {
+	c := newClinic(1, 3)
+	c.handshakes = []desired.Handshake{c.clients(0, 0, false)}
+	c.pass(t, time.Second)
+	c.handshakes, c.answer = []desired.Handshake{c.clients(0, 0, true)}, answer
+	c.pass(t, time.Minute)
+	return c
+}
+
+// TestOutlierErrors: only errors that tell of the endpoint eject it.
+func TestOutlierErrors(t *testing.T) {
+	for err, out := range map[error]bool{
+		syscall.ECONNREFUSED: true, syscall.EHOSTUNREACH: true, context.DeadlineExceeded: true, os.ErrDeadlineExceeded: true,
+		syscall.EADDRNOTAVAIL: false, syscall.EMFILE: false, syscall.EPERM: false, syscall.ENETUNREACH: false, syscall.ENOBUFS: false, context.Canceled: false,
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			c := ill(t, &os.SyscallError{Syscall: "connect", Err: err})
+			if got := !c.outlier(c.handshakes[0]).out.IsZero(); got != out {
+				t.Errorf("%v: ejected %v", err, got)
+			}
+			if c.probes > 70 {
+				t.Errorf("%v: %d probes in a minute", err, c.probes)
+			}
+		})
+	}
+}
+
+// TestOutlierReadyAgain: an ejected endpoint that was not ready gets connections as soon as it is ready again.
+func TestOutlierReadyAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := ill(t, syscall.ECONNREFUSED)
+		h := c.handshakes[0]
+		if c.outlier(h).out.IsZero() {
+			t.Fatal("it is not ejected")
+		}
+		c.handshakes = nil
+		c.endpoints(0, 3, false)
+		c.pass(t, time.Second)
+		if n := len(c.outliers.tenants); n > 0 {
+			t.Error("it is still ejected")
+		}
+	})
+}
+
+// TestOutlierMoved: an endpoint's frontend that is now of another namespace says nothing about it.
+func TestOutlierMoved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newClinic(1, 1)
+		h := c.clients(0, 0, false)
+		h.Namespace = "former"
+		c.handshakes = []desired.Handshake{h}
+		if c.pass(t, time.Second); c.probes > 0 {
+			t.Error("it is watched")
+		}
+	})
+}
+
+// TestOutlierLearning: an endpoint that does not answer the node is tried seldom, and only after it has answered a client.
+func TestOutlierLearning(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newClinic(1, 1)
+		c.answer = syscall.ECONNREFUSED
+		c.handshakes = []desired.Handshake{c.clients(0, 0, false)}
+		c.pass(t, time.Second)
+		c.handshakes = nil
+		if c.pass(t, time.Hour); c.probes != 1 && c.probes != 2 {
+			t.Errorf("%d probes without clients", c.probes)
+		}
+		c.handshakes, c.probes = []desired.Handshake{c.clients(0, 0, false)}, 0
+		if c.pass(t, 12*time.Hour); c.probes < 8 || c.probes > 12 {
+			t.Errorf("%d probes with clients", c.probes)
+		}
+	})
+}
+
+// TestOutlierSlots: endpoints that never answer take no probe from one that is out, in their namespace or in others.
+func TestOutlierSlots(t *testing.T) {
+	for _, namespaces := range []int{1, 20} {
+		synctest.Test(t, func(t *testing.T) {
+			c := newClinic(namespaces, 100)
+			h := c.clients(0, 0, false)
+			c.handshakes = []desired.Handshake{h}
+			c.pass(t, time.Second)
+			c.handshakes = []desired.Handshake{c.clients(0, 0, true)}
+			c.hang = true
+			c.pass(t, 5*time.Second)
+			if c.outlier(h).out.IsZero() {
+				t.Fatal("it is not ejected")
+			}
+			c.handshakes = nil
+			for n := range namespaces {
+				for i := 1; i < 100; i++ {
+					c.handshakes = append(c.handshakes, c.clients(n, i, false))
+				}
+			}
+			c.pass(t, time.Second)
+			for range 20 {
+				x := c.outlier(h)
+				x.due = time.Time{}
+				if c.watchHandshakes(t.Context()); !x.probing {
+					t.Fatalf("%d namespaces: it is not probed (%d probes, %d of its namespace)", namespaces, c.outliers.probing, c.outliers.tenants["n0"].probing)
+				}
+				c.pass(t, time.Second)
+			}
+		})
+	}
+}
