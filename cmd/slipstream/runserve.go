@@ -537,7 +537,10 @@ func initialize(ctx context.Context, c *config.Config) error {
 		return err
 	}
 	defer conn.Close()
-	return errors.Join(c.Conntrack(sysctl.CPUs()).Apply(ctx), localhostNodePorts(ctx, nodePorts(c)))
+	if err := c.Conntrack(sysctl.CPUs()).Apply(ctx); err != nil {
+		klog.FromContext(ctx).Error(err, "Parameters of conntrack stay as they are") // as on nodes that are containers
+	}
+	return localhostNodePorts(ctx, nodePorts(c))
 }
 
 // localhostNodePorts sets the kernel parameter for NodePorts on IPv4 loopback addresses, if

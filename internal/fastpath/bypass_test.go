@@ -223,11 +223,13 @@ func (w *world) addRule(rule string) {
 		"add chain inet late forward { type filter hook forward priority 0; }; add rule inet late forward " + rule)
 }
 
-// counted is how many packets the added rule has counted.
+// counted is how many packets the added rules have counted.
 func (w *world) counted() (n int) {
 	w.t.Helper()
-	if _, rest, ok := strings.Cut(w.nft("list table inet late"), "counter packets "); ok {
-		w.check2(fmt.Sscan(rest, &n))
+	for _, rest := range strings.Split(w.nft("list table inet late"), "counter packets ")[1:] {
+		var packets int
+		w.check2(fmt.Sscan(rest, &packets))
+		n += packets
 	}
 	return n
 }

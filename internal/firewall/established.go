@@ -129,7 +129,7 @@ func relevant(steps []Step) (all []Step) {
 		if !s.Keep && slices.ContainsFunc(rest[:next], s.within) || slices.ContainsFunc(all, s.within) {
 			continue
 		}
-		if all = append(all, s); len(s.When) == 0 {
+		if all = append(all, s); len(s.When) == 0 || len(all) > mostSteps {
 			break
 		}
 	}
@@ -217,12 +217,12 @@ func (f Field) fills(first, last []byte, ipv6 bool) []Range {
 var constant = map[string]bool{
 	"fib": true, "rt": true, "socket": true, "xfrm": true, "byteorder": true,
 	"conntrack": true, "state": true, "comment": true, "tcp": true, "udp": true, "multiport": true, "addrtype": true, "mark": true,
-	"iprange": true, "mac": true, "physdev": true, "policy": true, "rpfilter": true, "icmp": true, "icmp6": true, "sctp": true,
+	"iprange": true, "mac": true, "pkttype": true, "physdev": true, "policy": true, "rpfilter": true, "icmp": true, "icmp6": true, "sctp": true,
 }
 
 // constantMeta are keys of "meta" that are like that, and varyingCT those of "ct" that are not.
 var constantMeta = map[uint32]bool{
-	unix.NFT_META_PROTOCOL: true, unix.NFT_META_L4PROTO: true, unix.NFT_META_NFPROTO: true, unix.NFT_META_MARK: true, unix.NFT_META_IIF: true, unix.NFT_META_OIF: true, unix.NFT_META_IIFTYPE: true,
+	unix.NFT_META_PROTOCOL: true, unix.NFT_META_L4PROTO: true, unix.NFT_META_NFPROTO: true, unix.NFT_META_MARK: true, unix.NFT_META_PKTTYPE: true, unix.NFT_META_IIF: true, unix.NFT_META_OIF: true, unix.NFT_META_IIFTYPE: true,
 	unix.NFT_META_OIFTYPE: true, unix.NFT_META_IIFGROUP: true, unix.NFT_META_OIFGROUP: true, unix.NFT_META_BRI_IIFNAME: true,
 	unix.NFT_META_BRI_OIFNAME: true, unix.NFT_META_RTCLASSID: true,
 }

@@ -216,6 +216,7 @@ func TestKeepsEarly(t *testing.T) {
 		{"meta length > 100 return; meta mark set 1", v4, ""},
 		{"add @recent { ip saddr limit rate 1/second } meta mark set 1", v4, v6},
 		{"ct mark 7 meta mark set 1", v4, ""},
+		{"ip saddr 10.244.1.2 drop; meta pkttype broadcast drop", "", v6},
 		{"ct state established accept; limit rate 1/second", "", v4},
 	} {
 		e := load("table inet t {\nset recent { type ipv4_addr; flags dynamic; size 9; timeout 1m; }\nchain p { type filter hook prerouting priority -150;\n" + strings.ReplaceAll(c.rules, "; ", "\n") + "\n}\n}")
