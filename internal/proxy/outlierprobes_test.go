@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -24,7 +25,7 @@ import (
 type clinic struct {
 	*Proxy
 	handshakes []desired.Handshake
-	probes     int
+	probes     atomic.Int32
 	answer     error // of probes
 	hang       bool  // probes take their whole time
 }
@@ -38,7 +39,7 @@ func (c *clinic) Stop() error                     { return nil }
 func newClinic(namespaces, endpoints int) *clinic {
 	c := &clinic{}
 	c.Proxy = New(script(nil), desired.New(desired.Config{}), &free{}, metrics.New(), Options{Loads: c, Probe: func(ctx context.Context, _ netip.AddrPort) error {
-		c.probes++
+		c.probes.Add(1)
 		if c.hang {
 			<-ctx.Done()
 			return ctx.Err()
@@ -112,8 +113,8 @@ func TestOutlierErrors(t *testing.T) {
 			if got := !c.outlier(c.handshakes[0]).out.IsZero(); got != out {
 				t.Errorf("%v: ejected %v", err, got)
 			}
-			if c.probes > 70 {
-				t.Errorf("%v: %d probes in a minute", err, c.probes)
+			if n := c.probes.Load(); n > 70 {
+				t.Errorf("%v: %d probes in a minute", err, n)
 			}
 		})
 	}
@@ -143,7 +144,7 @@ func TestOutlierMoved(t *testing.T) {
 		h := c.clients(0, 0, false)
 		h.Namespace = "former"
 		c.handshakes = []desired.Handshake{h}
-		if c.pass(t, time.Second); c.probes > 0 {
+		if c.pass(t, time.Second); c.probes.Load() > 0 {
 			t.Error("it is watched")
 		}
 	})
@@ -157,12 +158,13 @@ func TestOutlierLearning(t *testing.T) {
 		c.handshakes = []desired.Handshake{c.clients(0, 0, false)}
 		c.pass(t, time.Second)
 		c.handshakes = nil
-		if c.pass(t, time.Hour); c.probes != 1 && c.probes != 2 {
-			t.Errorf("%d probes without clients", c.probes)
+		if c.pass(t, time.Hour); c.probes.Load() != 1 && c.probes.Load() != 2 {
+			t.Errorf("%d probes without clients", c.probes.Load())
 		}
-		c.handshakes, c.probes = []desired.Handshake{c.clients(0, 0, false)}, 0
-		if c.pass(t, 12*time.Hour); c.probes < 8 || c.probes > 12 {
-			t.Errorf("%d probes with clients", c.probes)
+		c.handshakes = []desired.Handshake{c.clients(0, 0, false)}
+		c.probes.Store(0)
+		if c.pass(t, 12*time.Hour); c.probes.Load() < 8 || c.probes.Load() > 12 {
+			t.Errorf("%d probes with clients", c.probes.Load())
 		}
 	})
 }
