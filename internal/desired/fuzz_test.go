@@ -88,8 +88,10 @@ func checkSequence(input []byte) error {
 		}
 		now = now.Add(2 * time.Hour)
 		s.Advance(now)
-		for b := range s.silent {
-			s.Silent(b.namespace, b.Backend, false)
+		for namespace, silent := range s.silent {
+			for b := range silent {
+				s.Silent(namespace, b, false)
+			}
 		}
 	}
 	if s.Warming() {

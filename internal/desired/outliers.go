@@ -72,18 +72,19 @@ func (s *State) DetectionOf(to FrontendKey, b Backend) (detection string, servic
 	return "", service
 }
 
-// silence is an endpoint as clients of the Services of a namespace meet it. Those of other namespaces have their own.
-type silence struct {
-	namespace string
-	Backend
-}
-
-// Silent says whether an endpoint of TCP does not answer. Pools of the namespace's Services with [EjectOutliers] leave it
-// out, if they can.
+// Silent says whether an endpoint of TCP does not answer clients of a namespace's Services. Pools of those with
+// [EjectOutliers] leave it out, if they can.
 func (s *State) Silent(namespace string, b Backend, silent bool) {
-	if delete(s.silent, silence{namespace, b}); silent {
+	here := s.silent[namespace]
+	if here == nil {
+		here = map[Backend]int{}
+		s.silent[namespace] = here
+	}
+	if delete(here, b); silent {
 		s.silences++
-		s.silent[silence{namespace, b}] = s.silences
+		here[b] = s.silences
+	} else if len(here) == 0 {
+		delete(s.silent, namespace)
 	}
 	for e := range s.detecting {
 		if e.port.service.name.Namespace == namespace && e.find(b) >= 0 {
@@ -94,14 +95,28 @@ func (s *State) Silent(namespace string, b Backend, silent bool) {
 
 // silent returns when it was found that a backend does not answer; 0 if it does.
 func (e *endpoints) silent(s *State, b Backend) int {
-	return s.silent[silence{e.port.service.name.Namespace, b}]
+	return s.silent[e.port.service.name.Namespace][b]
+}
+
+// anySilent reports whether entries may be silent. With few entries, eject looks at them itself.
+func (e *endpoints) anySilent(s *State) bool {
+	here := s.silent[e.port.service.name.Namespace]
+	if len(here) >= len(e.entries) {
+		return len(here) > 0
+	}
+	for b := range here {
+		if e.find(b) >= 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // eject decides which silent endpoints a pool leaves out: at most half of those that it would take, the first ones.
 func (p *pool) eject(s *State) (changed bool) {
 	e, former := p.of, p.ejected
 	p.ejected = nil
-	if e.detection() == EjectOutliers && len(s.silent) > 0 {
+	if e.detection() == EjectOutliers && e.anySilent(s) {
 		n := 0
 		var silent []Backend
 		for i := range e.entries {

@@ -39,12 +39,12 @@ type State struct {
 	dirtyRanges    map[netip.Addr]bool // addresses
 	dirtyEndpoints []*endpoints
 	dirtyHealths   []*service
-	following      map[*endpoints]bool // whose choice follows loads
-	uncounted      error               // why loads are not known; nil if they are
-	warming        map[*endpoints]bool // that have entries which became ready a short time ago
-	now, stepped   time.Time           // of the last Advance, and of the last look at them
-	detecting      map[*endpoints]bool // whose answers are watched
-	silent         map[silence]int     // endpoints that do not answer, in the order of when that was found
+	following      map[*endpoints]bool        // whose choice follows loads
+	uncounted      error                      // why loads are not known; nil if they are
+	warming        map[*endpoints]bool        // that have entries which became ready a short time ago
+	now, stepped   time.Time                  // of the last Advance, and of the last look at them
+	detecting      map[*endpoints]bool        // whose answers are watched
+	silent         map[string]map[Backend]int // by namespace: endpoints that do not answer, in the order of when that was found
 	silences       int
 	problems       []Problem
 	told           map[string][]Problem         // those that an object had in its last version
@@ -81,7 +81,7 @@ func New(c Config) *State {
 		following:   map[*endpoints]bool{},
 		warming:     map[*endpoints]bool{},
 		detecting:   map[*endpoints]bool{},
-		silent:      map[silence]int{},
+		silent:      map[string]map[Backend]int{},
 		told:        map[string][]Problem{},
 		limited:     map[*service]bool{},
 		permits:     permits{map[string]bool{}, map[string]map[string]metav1.Object{}},

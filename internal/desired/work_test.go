@@ -62,6 +62,20 @@ var Workloads = map[string]func(n int){
 			s.Change()
 		}
 	},
+	"slices of a Service beside an endpoint that does not answer": func(n int) {
+		s := New(Config{})
+		s.SetService(&corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "b", Annotations: map[string]string{AnnotationOutliers: EjectOutliers}},
+			Spec:       corev1.ServiceSpec{ClusterIP: "10.96.0.1", Ports: []corev1.ServicePort{{Port: 80}}},
+		})
+		for _, namespace := range []string{"a", "other"} {
+			s.Silent(namespace, NewBackend(netip.MustParseAddrPort("192.0.2.1:80")), true)
+		}
+		for i := range n {
+			addSlice(s, i, fmt.Sprintf("10.244.%d.%d", i>>8, i&255))
+			s.Change()
+		}
+	},
 	"slices with one endpoint": func(n int) {
 		s := New(Config{})
 		s.SetService(&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "b"}, Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1", Ports: []corev1.ServicePort{{Port: 80}}}})

@@ -22,12 +22,14 @@ const (
 	probeTimeout   = 500 * time.Millisecond
 	misses         = 2                // probes that a suspect misses until it is out: one packet may be lost
 	trustFor       = 10 * time.Second // after an answer to a probe, failures do not count for so long
-	announceWithin = 10 * time.Second // an Event follows at a random time: what many nodes find at once, one reports
 	firstPause     = time.Second      // between probes of an endpoint that is out, doubled after each
 	lastPause      = time.Minute
 	mostTries      = 8                // to learn whether an endpoint answers: after 1, 2, 4 to 256 minutes
 	mostOut        = 10 * time.Minute // then it is back, as a policy may keep this node from it
 )
+
+// announceWithin is the time within which an Event follows, at random: many nodes may find the same at once. A test shortens it.
+var announceWithin = 2 * time.Minute
 
 // probesPerTenant is the number of probes at once for a namespace, by whether they are of suspects and endpoints that are out.
 var probesPerTenant = map[bool]int{false: 2, true: 4}

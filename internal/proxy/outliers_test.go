@@ -19,6 +19,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
+func init() { announceWithin = time.Second }
+
 // ward is a crossing with outlier detection whose endpoints have all answered a client.
 type ward struct {
 	*crossing
