@@ -107,16 +107,18 @@ func (s *State) frontendsOf(e *endpoints) (keys []FrontendKey) {
 	if svc.spec == nil {
 		return nil
 	}
-	all := map[FrontendKey]bool{}
+	has := map[FrontendKey]bool{}
 	s.eachClaim(svc.spec, []*port{e.port}, func(key FrontendKey, _ AddressKind, port *port) {
 		f := s.frontends[key]
 		if FamilyOf(key.Addr()) == e.family && !s.config.relayed(key) && f.claims[0].port == port && s.serves(f) {
 			for _, to := range s.destinations(f) {
-				all[to] = true
+				if !has[to] {
+					has[to], keys = true, append(keys, to)
+				}
 			}
 		}
 	})
-	return slices.Collect(maps.Keys(all))
+	return keys
 }
 
 // owner returns the endpoints that serve a destination of UDP or SCTP, by the last report, or nil.
