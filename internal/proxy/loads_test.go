@@ -146,6 +146,8 @@ func TestLeastConnections(t *testing.T) {
 	reports("0")
 	x.await(t, "without events", even)
 	const note = "InvalidService on default/web: metadata.annotations[slipstream.io/scheduler]: endpoints are chosen at random, as connections cannot be counted: net.netfilter.nf_conntrack_events is 0: the kernel does not report connections"
+	for deadline := time.Now().Add(time.Minute); x.told.count(note) == 0 && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+	}
 	if n, all := x.told.count(note), x.told.count("FeatureMissing"); n != 1 || all != 1 {
 		t.Errorf("%d Events on the Service and %d on the node: %v", n, all, &x.told)
 	}
