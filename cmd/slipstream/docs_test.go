@@ -89,7 +89,7 @@ func TestDocumentsClaims(t *testing.T) {
 		{name: "the pod of a node", file: "docs/see.md", want: "--field-selector spec.nodeName="},
 		{name: "the job of the alerts", file: "docs/metrics.md", want: "which the ServiceMonitor of the chart and of kustomize sets"},
 		{name: "many nodes", file: "docs/install.md", want: "kind: DaemonSet"},
-		{name: "aims", file: "docs/performance.md", not: "**missed**", open: "first-use, documents: performance.md speaks of aims that no user knows"},
+		{name: "aims", file: "docs/performance.md", not: "**missed**"},
 		{name: "starts", file: "docs/performance.md", not: "0.95 s", open: "first-use, documents: performance.md has several figures for one thing"},
 		{name: "NodePort addresses", file: "docs/services.md", not: "A family without a range serves them"},
 		{name: "ambient meshes", file: "docs/sockets.md", want: "ambient"},
