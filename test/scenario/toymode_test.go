@@ -57,7 +57,7 @@ func requireToy(t *testing.T, what string) {
 // toyRegistration is what a commit that adds the toy as a mode changes in files that exist: text, and
 // the text in its place. docs/adding-a-mode.md has the same files.
 var toyRegistration = map[string][2]string{
-	"internal/config/config.go": {`{IPTables, IPVS, NFTables}`, `{IPTables, IPVS, NFTables, "toy"}`},
+	"internal/config/config.go": {`{NFTables, IPTables, IPVS}`, `{NFTables, IPTables, IPVS, "toy"}`},
 	"cmd/slipstream/modes.go": {"var modes = map[string]mode{\n", `var modes = map[string]mode{
 	"toy": {remove: new(toy).Cleanup, open: func(_ context.Context, c *config.Config) (instance, error) {
 		return instance{programmer: &toy{config: backendConfig(c)}}, nil
