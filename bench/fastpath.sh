@@ -44,6 +44,9 @@ chart() { bin/bench chart --series "$3" --title "$4" -o "$out/$1.svg" "$out/$2.j
 
 measure throughput 30 --paths off,1,20 --measure aggregated,packets,udp
 measure crr 60 --paths off,1,20 --measure crr
+measure throughput-ipv6 15 --paths off,1,20 --family ipv6 --measure packets,udp
+measure throughput-two-nodes 15 --paths off,1,20 --nodes 2 --measure packets,udp
+measure crr-two-nodes 30 --paths off,1,20 --nodes 2 --measure crr
 chart stream throughput stream_packets,stream_packets_best,stream_aggregated,stream_aggregated_best 'Throughput of a TCP stream'
 chart packet throughput packet_cost,path_cost 'Cost of forwarding one packet'
 chart crr crr crr_min,crr_mean,crr_p99,crr_stddev 'Latency of connect, request, response'

@@ -100,7 +100,7 @@ func (f *fleet) services() iter.Seq[source.Event] {
 			servers = append(servers, s.Addr(false))
 		}
 		svc, slice := cluster.One("web", web.Addr(), servers, corev1.ServicePort{Port: int32(web.Port()), TargetPort: intstr.FromInt32(8080), Protocol: corev1.ProtocolTCP})
-		idle := cluster.New(cluster.Config{Services: f.Idle, Endpoints: 10})
+		idle := cluster.New(cluster.Config{Families: []cluster.Family{cluster.IPv4}, Services: f.Idle, Endpoints: 10})
 		if yield(source.Event{Object: svc}) && yield(source.Event{Object: slice}) {
 			idle.Events()(yield)
 		}

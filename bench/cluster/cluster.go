@@ -25,8 +25,9 @@ const (
 
 // Config is the size and kind of a cluster.
 type Config struct {
+	Families  []Family
 	Services  int
-	Endpoints int    // of each Service
+	Endpoints int    // of each Service, in each family
 	Singles   int    // Services that have one endpoint instead, chosen at random
 	External  int    // percentage of Services that are external, see objects.go
 	Namespace string // of all Services; spread over 100 namespaces if empty
@@ -83,7 +84,7 @@ func (c *Cluster) Live() int { return c.next - len(c.removed) }
 
 // ObjectsPerService is how many objects a new Service has: itself, and its EndpointSlices.
 func (c *Cluster) ObjectsPerService() int {
-	return 1 + (c.Endpoints+SliceSize-1)/SliceSize
+	return 1 + len(c.Families)*((c.Endpoints+SliceSize-1)/SliceSize)
 }
 
 // Each gives the numbers of all Services.
@@ -138,10 +139,12 @@ func (c *Cluster) Events() iter.Seq[source.Event] {
 			if !yield(source.Event{Type: source.Set, Object: &svc}) {
 				return
 			}
-			for n, pods := range c.pods(i) {
-				c.fillSlice(&slice, i, n, pods)
-				if !yield(source.Event{Type: source.Set, Object: &slice}) {
-					return
+			for _, f := range c.Families {
+				for n, pods := range c.pods(i) {
+					c.fillSlice(&slice, f, i, n, pods)
+					if !yield(source.Event{Type: source.Set, Object: &slice}) {
+						return
+					}
 				}
 			}
 		}
@@ -155,20 +158,23 @@ func (c *Cluster) Service(service int) *corev1.Service {
 	return svc
 }
 
-// Slices are a Service's EndpointSlices.
-func (c *Cluster) Slices(service int) (all []*discoveryv1.EndpointSlice) {
+// Slices are a Service's EndpointSlices of a family.
+func (c *Cluster) Slices(f Family, service int) (all []*discoveryv1.EndpointSlice) {
 	for n, pods := range c.pods(service) {
 		s := new(discoveryv1.EndpointSlice)
-		c.fillSlice(s, service, n, pods)
+		c.fillSlice(s, f, service, n, pods)
 		all = append(all, s)
 	}
 	return all
 }
 
-func (c *Cluster) setSlice(service, slice int, pods []int) []source.Event {
-	s := new(discoveryv1.EndpointSlice)
-	c.fillSlice(s, service, slice, pods)
-	return []source.Event{{Type: source.Set, Object: s}}
+func (c *Cluster) setSlice(service, slice int, pods []int) (events []source.Event) {
+	for _, f := range c.Families {
+		s := new(discoveryv1.EndpointSlice)
+		c.fillSlice(s, f, service, slice, pods)
+		events = append(events, source.Event{Type: source.Set, Object: s})
+	}
+	return events
 }
 
 func (c *Cluster) randomService() int {
@@ -258,8 +264,10 @@ func (c *Cluster) RemoveService() []source.Event {
 	meta := metav1.ObjectMeta{Namespace: c.NamespaceOf(service), Name: Name(service)}
 	events := []source.Event{{Type: source.Delete, Object: &corev1.Service{ObjectMeta: meta}}}
 	for slice := range c.pods(service) {
-		meta.Name = sliceName(service, slice)
-		events = append(events, source.Event{Type: source.Delete, Object: &discoveryv1.EndpointSlice{ObjectMeta: meta}})
+		for _, f := range c.Families {
+			meta.Name = sliceName(service, slice, f)
+			events = append(events, source.Event{Type: source.Delete, Object: &discoveryv1.EndpointSlice{ObjectMeta: meta}})
+		}
 	}
 	c.removed[service] = true
 	delete(c.changed, service)

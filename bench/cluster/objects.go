@@ -31,14 +31,28 @@ const (
 	LocalNode = "node-0"
 )
 
-// The addresses of a cluster.
-var (
-	ClusterIPs = netip.MustParsePrefix("172.16.0.0/12")
-	PodIPs     = netip.MustParsePrefix("10.0.0.0/8")
-	Node       = netip.MustParseAddr("192.168.0.1") // of LocalNode
+// Family is an address family of a cluster, with its addresses.
+type Family struct {
+	Name        corev1.IPFamily
+	addressType discoveryv1.AddressType
+	Services    netip.Prefix // ClusterIPs
+	Pods        netip.Prefix
+	external    netip.Prefix   // load balancers' addresses
+	sources     []netip.Prefix // that may connect to them
+	Node        netip.Addr     // of LocalNode
+}
 
-	externalIPs = netip.MustParsePrefix("198.18.0.0/15")     // load balancers' addresses
-	sources     = []string{"192.0.2.0/24", "203.0.113.0/24"} // that may connect to them
+var (
+	IPv4 = Family{
+		corev1.IPv4Protocol, discoveryv1.AddressTypeIPv4,
+		netip.MustParsePrefix("172.16.0.0/12"), netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("198.18.0.0/15"),
+		[]netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("203.0.113.0/24")}, netip.MustParseAddr("192.168.0.1"),
+	}
+	IPv6 = Family{
+		corev1.IPv6Protocol, discoveryv1.AddressTypeIPv6,
+		netip.MustParsePrefix("fd00:10:96::/108"), netip.MustParsePrefix("fd00:10:244::/48"), netip.MustParsePrefix("fd00:198:18::/64"),
+		[]netip.Prefix{netip.MustParsePrefix("2001:db8:1::/48"), netip.MustParsePrefix("2001:db8:2::/48")}, netip.MustParseAddr("fd00:192:168::1"),
+	}
 )
 
 // reservedIPs are the first addresses of the range of ClusterIPs, which an API server
@@ -46,17 +60,17 @@ var (
 const reservedIPs = 256
 
 // ClusterIP is the address of a Service.
-func ClusterIP(service int) netip.Addr { return lab.Nth(ClusterIPs, service+reservedIPs) }
+func (f Family) ClusterIP(service int) netip.Addr { return lab.Nth(f.Services, service+reservedIPs) }
 
-// podCount is how many addresses pods have. Added Services may use them up; then they are
+// podIPs is how many addresses pods have. Added Services may use them up; then they are
 // used again, as in a real cluster.
-const podCount = 1<<24 - 2
+const podIPs = 1<<24 - 2
 
 // PodIP is the address of a pod.
-func PodIP(pod int) netip.Addr { return lab.Nth(PodIPs, pod%podCount+1) }
+func (f Family) PodIP(pod int) netip.Addr { return lab.Nth(f.Pods, pod%podIPs+1) }
 
 // PodAddr is where a pod listens.
-func PodAddr(pod int) netip.AddrPort { return netip.AddrPortFrom(PodIP(pod), TargetPort) }
+func (f Family) PodAddr(pod int) netip.AddrPort { return netip.AddrPortFrom(f.PodIP(pod), TargetPort) }
 
 // NamespaceOf is the namespace of a Service.
 func (c *Cluster) NamespaceOf(service int) string {
@@ -69,13 +83,19 @@ func (c *Cluster) NamespaceOf(service int) string {
 // Name is the name of a Service.
 func Name(service int) string { return fmt.Sprintf("web-%06d", service) }
 
-func sliceName(service, slice int) string { return fmt.Sprintf("%s-ipv4-%d", Name(service), slice) }
+func sliceName(service, slice int, f Family) string {
+	return fmt.Sprintf("%s-%s-%d", Name(service), strings.ToLower(string(f.Name)), slice)
+}
 
 func nodeOf(pod, nodes int) string { return fmt.Sprintf("node-%d", pod%nodes) }
 
 var createdAt = metav1.NewTime(time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC))
 
 func (c *Cluster) fillService(svc *corev1.Service, service int) {
+	policy := corev1.IPFamilyPolicySingleStack
+	if len(c.Families) > 1 {
+		policy = corev1.IPFamilyPolicyRequireDualStack
+	}
 	*svc = corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace:         c.NamespaceOf(service),
@@ -87,10 +107,7 @@ func (c *Cluster) fillService(svc *corev1.Service, service int) {
 			Type:                  corev1.ServiceTypeClusterIP,
 			Selector:              map[string]string{"app": Name(service)},
 			SessionAffinity:       corev1.ServiceAffinityNone,
-			ClusterIP:             ClusterIP(service).String(),
-			ClusterIPs:            []string{ClusterIP(service).String()},
-			IPFamilies:            []corev1.IPFamily{corev1.IPv4Protocol},
-			IPFamilyPolicy:        ptr.To(corev1.IPFamilyPolicySingleStack),
+			IPFamilyPolicy:        &policy,
 			InternalTrafficPolicy: ptr.To(corev1.ServiceInternalTrafficPolicyCluster),
 			Ports: []corev1.ServicePort{{
 				Name:       strings.Clone(PortName),
@@ -100,6 +117,11 @@ func (c *Cluster) fillService(svc *corev1.Service, service int) {
 			}},
 		},
 	}
+	for _, f := range c.Families {
+		svc.Spec.IPFamilies = append(svc.Spec.IPFamilies, f.Name)
+		svc.Spec.ClusterIPs = append(svc.Spec.ClusterIPs, f.ClusterIP(service).String())
+	}
+	svc.Spec.ClusterIP = svc.Spec.ClusterIPs[0]
 	if before, is := c.external(service); is {
 		c.fillExternal(svc, before)
 	}
@@ -108,19 +130,19 @@ func (c *Cluster) fillService(svc *corev1.Service, service int) {
 // fillSlice makes s a slice of a Service with some pods. It uses the memory of the
 // endpoints that s had. Strings, which a consumer may keep, are new for each object, as
 // they are after decoding.
-func (c *Cluster) fillSlice(s *discoveryv1.EndpointSlice, service, slice int, pods []int) {
+func (c *Cluster) fillSlice(s *discoveryv1.EndpointSlice, f Family, service, slice int, pods []int) {
 	endpoints := s.Endpoints[:0]
 	*s = discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace:         c.NamespaceOf(service),
-			Name:              sliceName(service, slice),
+			Name:              sliceName(service, slice, f),
 			CreationTimestamp: createdAt,
 			Labels: map[string]string{
 				discoveryv1.LabelServiceName: Name(service),
 				discoveryv1.LabelManagedBy:   "endpointslice-controller.k8s.io",
 			},
 		},
-		AddressType: discoveryv1.AddressTypeIPv4,
+		AddressType: f.addressType,
 		Ports: []discoveryv1.EndpointPort{{
 			Name: ptr.To(strings.Clone(PortName)), Protocol: ptr.To(corev1.ProtocolTCP), Port: ptr.To[int32](TargetPort),
 		}},
@@ -128,7 +150,7 @@ func (c *Cluster) fillSlice(s *discoveryv1.EndpointSlice, service, slice int, po
 	for _, pod := range pods {
 		node, zone := nodeOf(pod, c.nodes), fmt.Sprintf("zone-%d", pod%3)
 		endpoints = append(endpoints, discoveryv1.Endpoint{
-			Addresses:  []string{PodIP(pod).String()},
+			Addresses:  []string{f.PodIP(pod).String()},
 			Conditions: discoveryv1.EndpointConditions{Ready: &yes, Serving: &yes, Terminating: &no},
 			NodeName:   &node,
 			Zone:       &zone,
@@ -157,7 +179,7 @@ func (c *Cluster) external(service int) (before int, is bool) {
 
 func nodePort(before int) uint16 { return uint16(firstNodePort + before%(2*MaxExternal)) }
 
-func loadBalancerIP(before int) netip.Addr { return lab.Nth(externalIPs, before+1) }
+func (f Family) loadBalancerIP(before int) netip.Addr { return lab.Nth(f.external, before+1) }
 
 func (c *Cluster) fillExternal(svc *corev1.Service, before int) {
 	svc.Spec.Type = corev1.ServiceTypeLoadBalancer
@@ -165,6 +187,10 @@ func (c *Cluster) fillExternal(svc *corev1.Service, before int) {
 	svc.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
 	svc.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr.To[int32](affinitySeconds)}}
 	svc.Spec.Ports[0].NodePort = int32(nodePort(before))
-	svc.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: loadBalancerIP(before).String()}}
-	svc.Spec.LoadBalancerSourceRanges = sources
+	for _, f := range c.Families {
+		svc.Status.LoadBalancer.Ingress = append(svc.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{IP: f.loadBalancerIP(before).String()})
+		for _, p := range f.sources {
+			svc.Spec.LoadBalancerSourceRanges = append(svc.Spec.LoadBalancerSourceRanges, p.String())
+		}
+	}
 }

@@ -73,7 +73,7 @@ func startStream(t *testing.T, separate bool) *ongoing {
 		t.Skip("takes a minute or three; not with -short")
 	}
 	kerneltest.Require(t, kerneltest.Flowtable)
-	s := &ongoing{network: testNetwork(t, Options{}), t: t, ended: make(chan error, 1)}
+	s := &ongoing{network: testNetwork(t, Options{Nodes: 1, Family: FamilyIPv4}), t: t, ended: make(chan error, 1)}
 	server, err := s.streamServer(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -136,11 +136,11 @@ func (s *ongoing) pairs(n int) {
 func (s *ongoing) turn(path int) float64 {
 	s.t.Helper()
 	// Not by network.set, which has conntrack forget the connection.
-	if err := s.node.setFastPath(s.t.Context(), offAndOn[path]); err != nil {
+	if err := s.nodes[0].setFastPath(s.t.Context(), offAndOn[path]); err != nil {
 		s.t.Fatal(err)
 	}
 	time.Sleep(settling)
-	before, err := countPackets(s.node.Node, false)
+	before, err := countPackets(s.nodes[0].Node, false)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -149,7 +149,7 @@ func (s *ongoing) turn(path int) float64 {
 	time.Sleep(counting)
 	bytesAfter, _ := sent(s.t, s.client)
 	took := time.Since(start)
-	after, err := countPackets(s.node.Node, true)
+	after, err := countPackets(s.nodes[0].Node, true)
 	if err != nil {
 		s.t.Fatal(err)
 	}

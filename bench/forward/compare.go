@@ -20,7 +20,7 @@ var (
 	rrMedian      = bench.Quantity("rr_median", "  latency, median", bench.Nanoseconds, bench.Less)
 )
 
-// firewall adds rules to the node's forward hook, as a firewall has them.
+// firewall adds rules to each node's forward hook, as a firewall has them.
 func (m *measurement) firewall(ctx context.Context) error {
 	const table = `table inet bench-firewall {
 	chain forward {
@@ -31,8 +31,12 @@ func (m *measurement) firewall(ctx context.Context) error {
 	}
 }
 `
-	_, err := m.node.Run(ctx, "nft", table)
-	return err
+	for _, n := range m.nodes {
+		if _, err := n.Run(ctx, "nft", table); err != nil {
+			return fmt.Errorf("%s: %w", n.Name(), err)
+		}
+	}
+	return nil
 }
 
 // requestsOnOne measures requests of a byte, one after the other on one connection (TCP_RR).

@@ -120,7 +120,7 @@ func (n *network) flood(ctx context.Context, d time.Duration, references ...refe
 }
 
 // reference is a port of the Service's address that the Service does not have, with a fate of
-// datagrams to it as they arrive on the node. The cost is that of a datagram to the Service beyond
+// datagrams to it as they arrive on the first node. The cost is that of a datagram to the Service beyond
 // that of a datagram to the reference.
 type reference struct {
 	bench.Series
@@ -128,18 +128,22 @@ type reference struct {
 }
 
 // divert has datagrams to the Service dropped as they arrive in the server's pod, those to the first
-// reference as they arrive on the node, and those to the second one redirected to the server's link
-// there. A program of tcx does that, as the fast path leaves out interfaces with chains or
+// reference as they arrive on the first node, and those to the second one redirected to the server's link
+// there. It returns the references that this network can have: a packet cannot be redirected to a
+// link of another node. A program of tcx does that, as the fast path leaves out interfaces with chains or
 // filters of tc. It comes before the fast path's.
 func (n *network) divert(ctx context.Context) (all []reference, undo func() error, err error) {
-	all = []reference{{packetCost, floodPort.port + 1}, {pathCost, floodPort.port + 2}}
-	node, pod := &n.node.Machine, &n.server.Machine
+	all = []reference{{packetCost, floodPort.port + 1}, {pathCost, floodPort.port + 2}}[:min(2, 3-len(n.nodes))]
+	node, pod := &n.nodes[0].Machine, &n.server.Machine
 	in, err1 := node.Netlink().LinkByName(n.client.NodeLink())
-	out, err2 := node.Netlink().LinkByName(n.server.NodeLink())
+	out, err2 := n.server.Node().Netlink().LinkByName(n.server.NodeLink())
 	if err := errors.Join(err1, err2); err != nil {
 		return nil, nil, err
 	}
-	const protocol, port = 14 + 9, 14 + 20 + 2
+	protocol, port := int32(14+9), int32(14+20+2)
+	if n.ipv6 {
+		protocol, port = 14+6, 14+40+2
+	}
 	const next, drop = -1, 2 // TCX_NEXT, TCX_DROP
 	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, AttachType: ebpf.AttachTCXIngress, License: "GPL", Instructions: asm.Instructions{
 		asm.Mov.Reg(asm.R6, asm.R1),
@@ -181,7 +185,7 @@ func (n *network) divert(ctx context.Context) (all []reference, undo func() erro
 
 type batch struct {
 	conn     *net.UDPConn
-	packets  *ipv4.PacketConn
+	packets  *ipv4.PacketConn // the same system call is used for IPv6
 	messages []ipv4.Message
 }
 

@@ -28,10 +28,11 @@ import (
 
 type network struct {
 	lab            *lab.Lab
-	node           *node
+	nodes          []*node
 	client, server *lab.Pod
 	padding        int // Services beside the one that is measured
-	Setting            // that was applied last
+	addresses
+	Setting // that was applied last
 }
 
 // node forwards, with a Service proxy and, while it is on, the fast path.
@@ -45,13 +46,22 @@ type node struct {
 	stopped  chan error // what fastPath.Run returned
 }
 
-var (
-	podRange  = netip.MustParsePrefix("10.244.1.0/24")
-	clusterIP = netip.MustParseAddr("10.96.0.1")
-)
+// addresses are a network's, of one family. The formats take the number of a node, from 1,
+// and of a pod on it.
+type addresses struct {
+	ipv6            bool
+	node, cidr, pod string
+	pods            netip.Prefix // of all nodes
+	clusterIP       netip.Addr
+}
+
+var addressesOf = map[string]addresses{
+	FamilyIPv4: {false, "192.168.100.1%d/24", "10.244.%d.0/24", "10.244.%d.%d", netip.MustParsePrefix("10.244.0.0/16"), netip.MustParseAddr("10.96.0.1")},
+	FamilyIPv6: {true, "fd00:1::1%d/64", "fd00:244:%d::/64", "fd00:244:%d::%d", netip.MustParsePrefix("fd00:244::/32"), netip.MustParseAddr("fd00:96::1")},
+}
 
 func newNetwork(ctx context.Context, o *Options) (n *network, err error) {
-	n = &network{padding: o.Services}
+	n = &network{addresses: addressesOf[o.Family], padding: o.Services}
 	if n.lab, err = lab.New(); err != nil {
 		return nil, err
 	}
@@ -60,31 +70,43 @@ func newNetwork(ctx context.Context, o *Options) (n *network, err error) {
 			err = errors.Join(err, n.close())
 		}
 	}()
-	m, err := n.lab.Node("node-1", lab.NodeOptions{
-		Addresses: []netip.Prefix{netip.MustParsePrefix("192.168.100.11/24")}, PodCIDRs: []netip.Prefix{podRange},
-	})
-	if err != nil {
-		return nil, err
+	for i := range o.Nodes {
+		m, err := n.lab.Node(fmt.Sprintf("node-%d", i+1), lab.NodeOptions{
+			Addresses: []netip.Prefix{netip.MustParsePrefix(fmt.Sprintf(n.node, i+1))},
+			PodCIDRs:  []netip.Prefix{netip.MustParsePrefix(fmt.Sprintf(n.cidr, i+1))},
+		})
+		if err != nil {
+			return nil, err
+		}
+		n.nodes = append(n.nodes, &node{Node: m})
 	}
-	n.node = &node{Node: m}
 	var err2 error
-	n.client, err = m.Pod("client", netip.MustParseAddr("10.244.1.2"))
-	n.server, err2 = m.Pod("server", netip.MustParseAddr("10.244.1.3"))
+	n.client, err = n.nodes[0].Pod("client", netip.MustParseAddr(fmt.Sprintf(n.pod, 1, 2)))
+	n.server, err2 = n.nodes[o.Nodes-1].Pod("server", netip.MustParseAddr(fmt.Sprintf(n.pod, o.Nodes, 3)))
 	if err := errors.Join(err, err2); err != nil {
 		return nil, err
 	}
-	if n.node.services, err = n.service(m); err != nil {
-		return nil, err
+	for _, m := range n.nodes {
+		if err := n.program(ctx, m); err != nil {
+			return nil, fmt.Errorf("%s: %w", m.Name(), err)
+		}
 	}
-	n.node.proxy, err = nftables.New(dataplane.Config{NetNS: m.FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit})
-	if err != nil {
-		return nil, err
-	}
-	_, err = n.node.proxy.Reconcile(ctx, n.node.services)
-	return n, err
+	return n, nil
 }
 
-// set applies a setting to the node, and forgets all connections.
+func (n *network) program(ctx context.Context, m *node) (err error) {
+	if m.services, err = n.service(m.Node); err != nil {
+		return err
+	}
+	m.proxy, err = nftables.New(dataplane.Config{NetNS: m.FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit})
+	if err != nil {
+		return err
+	}
+	_, err = m.proxy.Reconcile(ctx, m.services)
+	return err
+}
+
+// set applies a setting to all nodes, and forgets all connections.
 func (n *network) set(ctx context.Context, s Setting) error {
 	before := n.Setting
 	n.Setting = s
@@ -98,11 +120,14 @@ func (n *network) set(ctx context.Context, s Setting) error {
 			}
 		}
 	}
-	if err := n.node.setFastPath(ctx, s); err != nil {
-		return fmt.Errorf("setting %q: %w", s.Name, err)
-	}
-	if err := n.node.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }); err != nil {
-		return fmt.Errorf("flush of connection tracking: %w", err)
+	for _, m := range n.nodes {
+		if err := m.setFastPath(ctx, s); err != nil {
+			return fmt.Errorf("%s: setting %q: %w", m.Name(), s.Name, err)
+		}
+		err := m.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) })
+		if err != nil {
+			return fmt.Errorf("%s: flush of connection tracking: %w", m.Name(), err)
+		}
 	}
 	return nil
 }
@@ -137,7 +162,7 @@ func (m *node) stopFastPath() error {
 // a feature.Missing if the kernel lacks what the setting needs.
 func (n *network) probe(s Setting) (fastpath.Engine, error) {
 	if s.sockets {
-		b, err := socket.New(socket.Options{NetNS: n.node.FD()})
+		b, err := socket.New(socket.Options{NetNS: n.nodes[0].FD()})
 		if err != nil {
 			return "", feature.Missing{Feature: "sockets", Remedy: "see docs/sockets.md", Err: err}
 		}
@@ -146,7 +171,7 @@ func (n *network) probe(s Setting) (fastpath.Engine, error) {
 	if s.Threshold == 0 {
 		return "", nil
 	}
-	c, err := fastpath.New(fastpath.Config{NetNS: n.node.FD(), Threshold: 1, Engine: cmp.Or(s.Engine, fastpath.AutoEngine)})
+	c, err := fastpath.New(fastpath.Config{NetNS: n.nodes[0].FD(), Threshold: 1, Engine: cmp.Or(s.Engine, fastpath.AutoEngine)})
 	if err != nil {
 		return "", err
 	}
@@ -155,14 +180,14 @@ func (n *network) probe(s Setting) (fastpath.Engine, error) {
 }
 
 func (n *network) close() error {
-	var err, failed error
-	if n.node != nil {
-		err = n.node.stopFastPath()
-		if n.node.proxy != nil {
-			failed = n.node.proxy.Close()
+	var errs []error
+	for _, m := range n.nodes {
+		errs = append(errs, m.stopFastPath())
+		if m.proxy != nil {
+			errs = append(errs, m.proxy.Close())
 		}
 	}
-	return errors.Join(err, failed, n.lab.Close())
+	return errors.Join(append(errs, n.lab.Close())...)
 }
 
 type servicePort struct {
@@ -182,13 +207,13 @@ func (n *network) frontend(p servicePort) netip.AddrPort {
 		return n.backend(p)
 	}
 	if n.rule {
-		return netip.AddrPortFrom(ruled, p.port)
+		return netip.AddrPortFrom(n.ruled(), p.port)
 	}
-	return netip.AddrPortFrom(clusterIP, p.port)
+	return netip.AddrPortFrom(n.clusterIP, p.port)
 }
 
 func (n *network) backend(p servicePort) netip.AddrPort {
-	return netip.AddrPortFrom(n.server.Addr(false), p.port)
+	return netip.AddrPortFrom(n.server.Addr(n.ipv6), p.port)
 }
 
 func (n *network) service(m *lab.Node) (*desired.Change, error) {
@@ -196,16 +221,16 @@ func (n *network) service(m *lab.Node) (*desired.Change, error) {
 	for _, p := range []servicePort{streamPort, requestPort, floodPort} {
 		ports = append(ports, corev1.ServicePort{Name: p.name, Protocol: p.protocol, Port: int32(p.port)})
 	}
-	svc, slice := cluster.One("server", clusterIP, []netip.Addr{n.server.Addr(false)}, ports...)
+	svc, slice := cluster.One("server", n.clusterIP, []netip.Addr{n.server.Addr(n.ipv6)}, ports...)
 	slice.Endpoints[0].NodeName = ptr.To(n.server.Node().Name())
 	state := desired.New(desired.Config{
 		NodeName:    m.Name(),
-		DetectLocal: desired.DetectLocal{CIDRs: []netip.Prefix{podRange}},
+		DetectLocal: desired.DetectLocal{CIDRs: []netip.Prefix{n.pods}},
 	})
 	state.SetNodeAddresses(m.Addrs())
 	state.SetService(svc)
 	state.SetEndpointSlice(slice)
-	padding := cluster.New(cluster.Config{Services: n.padding, Endpoints: 10})
+	padding := cluster.New(cluster.Config{Families: []cluster.Family{cluster.IPv4}, Services: n.padding, Endpoints: 10})
 	for e := range padding.Events() {
 		proxy.ApplyEvent(state, e)
 	}

@@ -3,8 +3,8 @@
 // Package forward measures the gain of the fast path for long connections to a Service, and
 // its cost for short ones.
 //
-// The topology is KEP-4963's: a Service with one backend, a client pod, and a
-// node that forwards between them, all of them network namespaces (package lab). Package
+// The topology is KEP-4963's: a Service with one backend, a client pod, and one or two
+// nodes that forward between them, all of them network namespaces (package lab). Package
 // internal/dataplane/nftables programs the Service, and package internal/fastpath offloads
 // connections. Each round has a turn of each path, and values are compared with
 // those of the first one in the same round.
@@ -47,8 +47,9 @@ type measurement struct {
 
 // Measure measures connections by all paths in turns.
 func (o *Options) Measure(ctx context.Context, r *bench.Result) (err error) {
-	r.Title = fmt.Sprintf("forward: pod to pod by a ClusterIP; %d rounds of turns of %d s and of %s connections",
-		o.Rounds, o.Seconds, bench.Thousands(o.Connections))
+	over := map[int]string{1: "one node", 2: "two nodes"}[o.Nodes]
+	r.Title = fmt.Sprintf("forward: pod to pod by a ClusterIP over %s, %s; %d rounds of turns of %d s and of %s connections",
+		over, o.Family, o.Rounds, o.Seconds, bench.Thousands(o.Connections))
 	if o.Services > 0 {
 		r.Title += fmt.Sprintf("; %s Services", bench.Thousands(o.Services))
 	}
@@ -201,14 +202,14 @@ func (m *measurement) turn(ctx context.Context, s Setting, turn func(context.Con
 	if err = m.set(ctx, s); err != nil {
 		return nil, 0, err
 	}
-	before, err := countPackets(m.node.Node, false)
+	before, err := countPackets(m.nodes[0].Node, false)
 	if err != nil {
 		return nil, 0, err
 	}
 	if v, err = turn(ctx); err != nil {
 		return nil, 0, err
 	}
-	after, err := countPackets(m.node.Node, true)
+	after, err := countPackets(m.nodes[0].Node, true)
 	after.arrived -= uint64(v[diverted])
 	return v, before.share(after), err
 }
@@ -270,6 +271,8 @@ func forwarded() (uint64, error) {
 // Options say what is measured. Their JSON is part of the result.
 type Options struct {
 	Rounds      int      `json:"rounds"`   // each has a turn of each path
+	Nodes       int      `json:"nodes"`    // that forward: 1, or 2 with a pod on each
+	Family      string   `json:"family"`   // one of Families
 	Paths       []string `json:"paths"`    // compared with the first one
 	Measures    []string `json:"measures"` // by name
 	Seconds     int      `json:"seconds_per_turn"`
@@ -287,9 +290,19 @@ func (o *Options) AddFlags(f *pflag.FlagSet) {
 	f.IntVar(&o.Seconds, "seconds", 1, "length of a turn of a stream, of datagrams and of requests on one connection (rr)")
 	f.IntVar(&o.Connections, "connections", 1000, "connections in a turn of short ones (crr)")
 	f.IntVar(&o.Streams, "streams", 1, "TCP streams at once")
+	f.IntVar(&o.Nodes, "nodes", 1, "nodes between the pods: 1 or 2")
+	f.StringVar(&o.Family, "family", FamilyIPv4, "address family: "+strings.Join(Families, ", "))
 	f.IntVar(&o.Services, "services", 0, "Services of 10 endpoints beside the one that is measured")
-	f.BoolVar(&o.Firewall, "firewall", true, "a firewall's three rules on the node, which packets of the slow path meet")
+	f.BoolVar(&o.Firewall, "firewall", true, "a firewall's three rules on the nodes, which packets of the slow path meet")
 }
+
+const (
+	FamilyIPv4 = "ipv4"
+	FamilyIPv6 = "ipv6"
+)
+
+// Families lists the values of Options.Family.
+var Families = []string{FamilyIPv4, FamilyIPv6}
 
 // Setting is how a node treats connections to Services.
 type Setting struct {
@@ -342,6 +355,8 @@ func (o *Options) settings() (all []Setting) {
 func (o *Options) Validate(context.Context) error {
 	err := errors.Join(
 		bench.Within("--rounds", o.Rounds, 1, 1000),
+		bench.Within("--nodes", o.Nodes, 1, 2),
+		bench.OneOf("--family", o.Family, Families...),
 		bench.Within("--seconds", o.Seconds, 1, 600),
 		// A client can make about 50,000 connections to one address before a port is reused.
 		bench.Within("--connections", o.Connections, 100, 50_000),

@@ -124,9 +124,9 @@ func (s *slipstream) program(name string) (err error) {
 		return err
 	}
 	config := desired.Config{NodeName: cluster.LocalNode, IPVS: s.cluster.IPVS}
-	config.DetectLocal.CIDRs = []netip.Prefix{cluster.PodIPs}
+	config.DetectLocal.CIDRs = []netip.Prefix{cluster.IPv4.Pods, cluster.IPv6.Pods}
 	s.state = desired.New(config)
-	s.state.SetNodeAddresses([]netip.Addr{cluster.Node})
+	s.state.SetNodeAddresses([]netip.Addr{cluster.IPv4.Node, cluster.IPv6.Node})
 	state := time.Since(begin)
 	for e := range s.cluster.Events() {
 		begin = time.Now()

@@ -99,8 +99,8 @@ func (o *Options) Measure(ctx context.Context, r *bench.Result) error {
 	if o.External > 0 {
 		external = fmt.Sprintf(", %d %% of them external", o.External)
 	}
-	r.Title = fmt.Sprintf("%s Services x %s endpoints%s, mode %s, up to %s repetitions of each change, runs: %d",
-		bench.Thousands(o.Services), bench.Thousands(o.Endpoints), external, o.Mode, bench.Thousands(o.Repetitions), o.Runs)
+	r.Title = fmt.Sprintf("%s Services x %s endpoints%s, %s, mode %s, up to %s repetitions of each change, seed %d, runs: %d",
+		bench.Thousands(o.Services), bench.Thousands(o.Endpoints), external, o.Family, o.Mode, bench.Thousands(o.Repetitions), o.Seed, o.Runs)
 	r.AddSubjects("slipstream")
 	err := r.InTurns(ctx, o.Runs, func(_, _ int, into bench.Samples) error {
 		samples, err := o.runChild(ctx)
@@ -145,9 +145,11 @@ type Options struct {
 	Services    int    `json:"services"`
 	Endpoints   int    `json:"endpoints_per_service"`
 	External    int    `json:"external_percent"`
+	Family      string `json:"family"`
 	Mode        string `json:"mode"`
 	Repetitions int    `json:"repetitions"`
 	Runs        int    `json:"runs"`
+	Seed        uint64 `json:"seed"`
 	Verify      bool   `json:"verify"`
 	ProfileDir  string `json:"profile_dir,omitempty"`
 
@@ -158,14 +160,32 @@ type Options struct {
 func (o *Options) AddFlags(f *pflag.FlagSet) {
 	o.Child = []string{bench.Beside("bench-sync")}
 	f.IntVar(&o.Services, "services", 1000, "number of Services")
-	f.IntVar(&o.Endpoints, "endpoints", 10, "number of endpoints of each Service")
+	f.IntVar(&o.Endpoints, "endpoints", 10, "number of endpoints of each Service, in each address family")
 	f.IntVar(&o.External, "external", 0, "percentage of Services of type LoadBalancer, with NodePort, load balancer IP, source ranges, externalTrafficPolicy Local and session affinity")
-	f.StringVar(&o.Mode, "mode", "nftables", "proxy mode: "+strings.Join(modeNames(), ", "))
+	f.StringVar(&o.Family, "family", FamilyIPv4, "address family of the Services: "+strings.Join(familyNames, ", "))
+	f.StringVar(&o.Mode, "mode", "nftables", "proxy mode: "+strings.Join(modeNames(), ", ")+"; iptables is the variant that this machine uses")
 	f.IntVar(&o.Repetitions, "repetitions", 1000, "how often to make each kind of change in each run; fewer where that takes long")
 	f.IntVar(&o.Runs, "runs", 1, "how often to do everything, in new processes; medians are reported")
+	f.Uint64Var(&o.Seed, "seed", 1, "seed of the random choices")
 	f.BoolVar(&o.Verify, "verify", false, "compare the kernel's content in the end with the desired content; slow for more than 100,000 endpoints")
 	f.StringVar(&o.ProfileDir, "profile", "", "directory to write CPU and heap profiles of slipstream's steps to, for go tool pprof")
 }
+
+const (
+	FamilyIPv4 = "ipv4"
+	FamilyIPv6 = "ipv6"
+	FamilyDual = "dual"
+)
+
+var (
+	familyNames = []string{FamilyIPv4, FamilyIPv6, FamilyDual}
+	families    = map[string][]cluster.Family{
+		FamilyIPv4: {cluster.IPv4}, FamilyIPv6: {cluster.IPv6}, FamilyDual: {cluster.IPv4, cluster.IPv6},
+	}
+)
+
+// modeIPTables is the variant of iptables that this machine uses.
+const modeIPTables = "iptables"
 
 var modes = map[string]func(context.Context) (dataplane.Dataplane, error){
 	"ipvs":            func(context.Context) (dataplane.Dataplane, error) { return ipvs.New(dataplaneConfig, ipvs.Options{}) },
@@ -180,10 +200,12 @@ func openIPTables(ctx context.Context, v iptables.Variant) (dataplane.Dataplane,
 	return iptables.New(ctx, dataplaneConfig, iptables.Options{Variant: v})
 }
 
-func modeNames() []string { return slices.Sorted(maps.Keys(modes)) }
+func modeNames() []string { return append([]string{modeIPTables}, slices.Sorted(maps.Keys(modes))...) }
 
-// Validate finds values that cannot be measured; it names them as flags.
-func (o *Options) Validate(context.Context) error {
+// Validate finds values that cannot be measured; it names them as flags. It replaces the
+// mode iptables by the variant that is meant: the namespaces in which it is measured have
+// no rules that would show it.
+func (o *Options) Validate(ctx context.Context) error {
 	const maxRepetitions = cluster.MaxServices / 8
 	if err := errors.Join(
 		bench.Within("--services", o.Services, 1, cluster.MaxServices-maxRepetitions),
@@ -191,6 +213,7 @@ func (o *Options) Validate(context.Context) error {
 		bench.Within("--external", o.External, 0, 100),
 		bench.Within("--repetitions", o.Repetitions, 1, maxRepetitions),
 		bench.Within("--runs", o.Runs, 1, 1000),
+		bench.OneOf("--family", o.Family, familyNames...),
 		bench.OneOf("--mode", o.Mode, modeNames()...),
 	); err != nil {
 		return err
@@ -201,11 +224,19 @@ func (o *Options) Validate(context.Context) error {
 	if n := o.Services * o.External / 100; n > cluster.MaxExternal {
 		return fmt.Errorf("--external: %d Services would have a NodePort, more than %d", n, cluster.MaxExternal)
 	}
+	if o.Mode == modeIPTables {
+		v, err := iptables.Detect(ctx, 0)
+		if err != nil {
+			return fmt.Errorf("--mode: %w", err)
+		}
+		o.Mode = "iptables-" + string(v)
+	}
 	return nil
 }
 
 func (o *Options) newCluster() *cluster.Cluster {
 	return cluster.New(cluster.Config{
-		Services: o.Services, Endpoints: o.Endpoints, External: o.External, Seed: 1, IPVS: o.Mode == "ipvs",
+		Families: families[o.Family], Services: o.Services, Endpoints: o.Endpoints, External: o.External, Seed: o.Seed,
+		IPVS: o.Mode == "ipvs",
 	})
 }

@@ -23,9 +23,9 @@ import (
 )
 
 // small is a cluster that is measured within a second.
-func small() Options {
+func small(family string) Options {
 	return Options{
-		Services: 50, Endpoints: 5, Mode: "nftables", Repetitions: 5, Runs: 1,
+		Services: 50, Endpoints: 5, Family: family, Mode: "nftables", Repetitions: 5, Runs: 1, Seed: 1,
 		Verify: true, Child: childCommand,
 	}
 }
@@ -71,18 +71,23 @@ func checkSeries(t *testing.T, r *bench.Result) {
 // account, and the result has every series.
 func TestSyncMeasures(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTables)
-	o := small()
-	r := measure(t, o)
-	checkSeries(t, r)
-	// A frontend, a pool, its endpoints and an address of each Service; and what the node itself takes.
-	if got, least := r.Find("cold_start_elements").Outcomes[0].Median, o.Services*(3+o.Endpoints); got < float64(least) {
-		t.Errorf("%v elements written, want %d at least", got, least)
-	}
-	if got := r.Find("endpoint_replaced_elements").Outcomes[0].Median; got != 2 {
-		t.Errorf("%v elements written for a replaced endpoint, want 2", got)
-	}
-	if len(r.Notes) != 1 || !strings.HasPrefix(r.Notes[0], "verified") {
-		t.Errorf("notes %q", r.Notes)
+	for _, family := range familyNames {
+		t.Run(family, func(t *testing.T) {
+			o := small(family)
+			r := measure(t, o)
+			checkSeries(t, r)
+			// A frontend, a pool, its endpoints and an address of each Service, in each
+			// family; and what the node itself takes.
+			if got, least := r.Find("cold_start_elements").Outcomes[0].Median, o.Services*(3+o.Endpoints)*len(families[family]); got < float64(least) {
+				t.Errorf("%v elements written, want %d at least", got, least)
+			}
+			if got, want := r.Find("endpoint_replaced_elements").Outcomes[0].Median, 2*len(families[family]); got != float64(want) {
+				t.Errorf("%v elements written for a replaced endpoint, want %d", got, want)
+			}
+			if len(r.Notes) != 1 || !strings.HasPrefix(r.Notes[0], "verified") {
+				t.Errorf("notes %q", r.Notes)
+			}
+		})
 	}
 }
 
@@ -90,12 +95,12 @@ func TestSyncMeasuresIPTables(t *testing.T) {
 	for mode, variant := range map[string]kerneltest.Feature{"iptables-legacy": kerneltest.IPTablesLegacy, "iptables-nft": kerneltest.IPTablesNFT} {
 		t.Run(mode, func(t *testing.T) {
 			kerneltest.Require(t, variant, kerneltest.IPSet)
-			o := small()
+			o := small(FamilyDual)
 			o.Mode = mode
 			r := measure(t, o)
 			checkSeries(t, r)
-			// A chain of a rule for each endpoint.
-			if got, want := r.Find("endpoint_replaced_elements").Outcomes[0].Median, 1+o.Endpoints; got < float64(want) {
+			// A chain of a rule for each endpoint, in each family.
+			if got, want := r.Find("endpoint_replaced_elements").Outcomes[0].Median, (1+o.Endpoints)*2; got < float64(want) {
 				t.Errorf("%v lines written for a replaced endpoint, want %d at least", got, want)
 			}
 		})
@@ -104,9 +109,21 @@ func TestSyncMeasuresIPTables(t *testing.T) {
 
 func TestSyncMeasuresIPVS(t *testing.T) {
 	kerneltest.Require(t, kerneltest.IPVS)
-	o := small()
+	o := small(FamilyDual)
 	o.Mode = "ipvs"
 	checkSeries(t, measure(t, o))
+}
+
+// A mode that leaves the variant open is the one that the machine uses.
+func TestResolve(t *testing.T) {
+	kerneltest.Require(t, kerneltest.IPTablesNFT)
+	inNamespace(t, func() {
+		o := small(FamilyIPv4)
+		o.Mode = modeIPTables
+		if err := o.Validate(t.Context()); err != nil || o.Mode != "iptables-nft" {
+			t.Errorf("without any rules, it is %s, %v", o.Mode, err)
+		}
+	})
 }
 
 // inNamespace runs f on a thread in a network namespace of its own.
@@ -125,7 +142,7 @@ func inNamespace(t *testing.T, f func()) {
 // Verification reports a difference between the kernel and the cluster.
 func TestVerifyFindsDifferences(t *testing.T) {
 	for _, mode := range []string{"nftables", "iptables-nft"} {
-		o := small()
+		o := small(FamilyIPv4)
 		o.Mode = mode
 		require := func(t *testing.T) {
 			kerneltest.Require(t, kerneltest.NFTables, kerneltest.NFTBinary)
@@ -155,7 +172,7 @@ func TestVerifyFindsDifferences(t *testing.T) {
 // A single Service of a single endpoint is measured like any other.
 func TestSmallestCluster(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTables)
-	o := small()
+	o := small(FamilyIPv4)
 	o.Services, o.Endpoints, o.Runs = 1, 1, 2
 	o.Repetitions = 4 * rounds
 	r := measure(t, o)
@@ -194,7 +211,7 @@ func traceOfSync() error {
 	if err != nil {
 		return err
 	}
-	o := small()
+	o := small(FamilyDual)
 	if _, err := bench.Run(context.Background(), "sync", &o); err != nil {
 		return err
 	}
@@ -223,7 +240,7 @@ func TestChildProblems(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			o := small()
+			o := small(FamilyIPv4)
 			o.Child = test.command
 			_, err := bench.Run(bounded(t), "sync", &o)
 			if err == nil || !strings.Contains(err.Error(), test.want) {
@@ -237,7 +254,7 @@ func TestInterrupted(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NetNS)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	o := small()
+	o := small(FamilyIPv4)
 	if _, err := bench.Run(ctx, "sync", &o); err == nil || err.Error() != "interrupted" {
 		t.Errorf("error %v", err)
 	}
@@ -255,7 +272,7 @@ func TestRunChildFails(t *testing.T) {
 // With --profile there is a profile of every step.
 func TestProfiles(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTables)
-	o := small()
+	o := small(FamilyIPv4)
 	o.ProfileDir = filepath.Join(t.TempDir(), "profiles")
 	measure(t, o)
 	for _, want := range []string{"cold-1.cpu.pprof", "restart-1.cpu.pprof", "replace-1.cpu.pprof", "replace-5.cpu.pprof", "burst-5.cpu.pprof", "heap.pprof"} {

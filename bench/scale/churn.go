@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/bench/bench"
+	"github.com/slipstream-proxy/slipstream/bench/cluster"
 	"golang.org/x/sync/errgroup"
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
@@ -66,7 +67,7 @@ func (m *measurement) churn(ctx context.Context) (err error) {
 func (m *measurement) replaced(lock *sync.Mutex, service int) (netip.Addr, *discoveryv1.EndpointSlice) {
 	lock.Lock()
 	defer lock.Unlock()
-	return m.replaceFirst(service), m.Slices(service)[0]
+	return m.replaceFirst(service), m.Slices(cluster.IPv4, service)[0]
 }
 
 func (m *measurement) changeUnderChurn(ctx context.Context, lock *sync.Mutex, service int) error {

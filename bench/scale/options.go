@@ -30,6 +30,7 @@ type options struct {
 	Services  []int         `json:"services"` // one number, or several that rise
 	Endpoints int           `json:"endpoints_per_service"`
 	Timeout   time.Duration `json:"timeout_ns"`
+	Seed      uint64        `json:"seed"`
 	IPTables  string        `json:"iptables"` // the variant
 	Subjects  []string      `json:"subjects"`
 
@@ -121,7 +122,7 @@ func (o *options) AddFlags(f *pflag.FlagSet) {
 		f.IntVar(&o.Seconds, "seconds", 3, "length of a turn")
 		f.IntVar(&o.Rate, "rate", 1000, "requests a second")
 		f.StringVar(&o.nginx, "nginx", "nginx", "the `program` that serves")
-		o.load = bench.Beside("bench-load")
+		f.StringVar(&o.load, "load", bench.Beside("bench-load"), "the load generator, a `program`")
 	case Fleet:
 		services, subjects = []int{1000}, []proxies.Kind{proxies.Slipstream, proxies.KubeProxyNFTables}
 		f.IntVar(&o.Proxies, "proxies", 100, "proxies in a fleet")
@@ -132,6 +133,7 @@ func (o *options) AddFlags(f *pflag.FlagSet) {
 	f.IntVar(&o.Endpoints, "endpoints", 10, "endpoints of each Service")
 	f.DurationVar(&o.Timeout, "timeout", 10*time.Minute, "longest wait for one start, change or burst; a subject that needs longer is given up")
 	f.DurationVar(&o.calmLimit, "calm", 5*time.Minute, "how long to wait, at most, for a subject to be idle")
+	f.Uint64Var(&o.Seed, "seed", 1, "seed of the choice of Services")
 	f.StringVar(&o.IPTables, "iptables", legacyVariant, "`variant` of the iptables commands that iptables modes use, legacy or nft")
 	f.StringVar(&o.slipstream, "slipstream", bench.Beside("slipstream"), "slipstream `command`")
 }
@@ -235,7 +237,7 @@ func (o *options) Measure(ctx context.Context, r *bench.Result) (err error) {
 	r.Title = fmt.Sprintf("%s Services x %s endpoints on kube-apiserver; runs: %d", bench.Thousands(o.most()), bench.Thousands(o.Endpoints), o.Runs)
 	if o.kind == Rules {
 		rounds, series = len(o.Services), rulesSeries(o)
-		r.Title = fmt.Sprintf("Rules executed for a new connection, Services of %s endpoints, at most %d of them drawn", bench.Thousands(o.Endpoints), o.Sample)
+		r.Title = fmt.Sprintf("Rules executed for a new connection, Services of %s endpoints, at most %d of them drawn with seed %d", bench.Thousands(o.Endpoints), o.Sample, o.Seed)
 	}
 	e, err := newEnvironment(ctx, o, rounds*len(subjects))
 	if err != nil {

@@ -60,7 +60,7 @@ func startTracer(ctx context.Context, n *node) (*tracer, error) {
 	}
 	if _, err := n.Run(ctx, "nft", fmt.Sprintf(`table ip %s {
 		chain c { type filter hook prerouting priority -400; ip daddr %v meta nftrace set 1; }
-	}`, traceTable, cluster.ClusterIPs)); err != nil {
+	}`, traceTable, cluster.IPv4.Services)); err != nil {
 		return nil, err
 	}
 	t.events, err = ctnetlink.Listen(n.FD(), nil, unix.NFNLGRP_NFTRACE)
