@@ -49,6 +49,34 @@ func TestExplainVerdict(t *testing.T) {
 	contains(t, out, "Nothing found", "Not checked: ")
 }
 
+// TestFiveQuestions breaks a Service while the proxy runs, and asks what a first user asks, with at most two commands for each:
+// which Service, why, since when, on which nodes, what to do.
+func TestFiveQuestions(t *testing.T) {
+	s, socket := served(t, "--healthz-bind-address", "127.0.0.1:10256")
+	s.save("other.yaml", strings.NewReplacer("name: web", "name: other", "10.96.0.10", "10.96.0.77").Replace(web(1)))
+	s.until("the other Service is served", func() bool {
+		return strings.Contains(s.ask("127.0.0.1:10256", "/problems"), `"servicesWithoutEndpoints":0`)
+	})
+	s.save("other.yaml", strings.NewReplacer("name: web", "name: other", "10.96.0.10", "10.96.0.77").Replace(web()))
+	s.until("the Service is broken", func() bool {
+		return strings.Contains(s.ask("127.0.0.1:10256", "/problems"), `"servicesWithoutEndpoints":1`)
+	})
+
+	which, _ := s.see("services", "--socket", socket, "--unserved")
+	if !strings.Contains(which, "default/other") || strings.Contains(which, "default/web") || !strings.Contains(which, "since ") {
+		t.Errorf("which Service, and since when:\n%s", which)
+	}
+	out, _ := s.see("explain", "--socket", socket, "default/other")
+	first, _, _ := strings.Cut(out, "\n")
+	if !strings.HasPrefix(first, "STOPS HERE (EmptySlices): ") || !strings.Contains(first, "selector") || !strings.Contains(out, "since ") {
+		t.Errorf("why, what to do, and since when:\n%s", out)
+	}
+	// The runbook's command asks this of all nodes.
+	if nodes := s.ask("127.0.0.1:10256", "/problems"); nodes != `{"node":"n1","problems":[],"servicesWithoutEndpoints":1}`+"\n" {
+		t.Errorf("on which nodes: %q", nodes)
+	}
+}
+
 // TestExplainOtherPod asks for a pod of another node, while the cluster's range only is known.
 func TestExplainOtherPod(t *testing.T) {
 	s, socket := served(t)

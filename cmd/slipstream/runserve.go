@@ -492,6 +492,7 @@ func (s *app) serveHTTP(ctx context.Context, p *proxy.Proxy) error {
 		Flags:          s.flags,
 		Metrics:        s.metrics,
 		Proxy:          p,
+		Problems:       s.view.Brief,
 		PageAddress:    s.config.Slipstream.UIBindAddress,
 		Page:           page.Handler(&s.view),
 		Events:         s.events,

@@ -12,10 +12,13 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/config"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/fastpath"
 	"github.com/slipstream-proxy/slipstream/internal/node/loopback"
 	"github.com/slipstream-proxy/slipstream/internal/node/netif"
+	"github.com/slipstream-proxy/slipstream/internal/node/sysctl"
 	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
 	"github.com/slipstream-proxy/slipstream/internal/proxy"
+	"github.com/slipstream-proxy/slipstream/internal/socket"
 	"github.com/slipstream-proxy/slipstream/internal/source"
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
@@ -38,10 +41,11 @@ func newVerify() *cobra.Command {
 		Short: "Compare what the kernel has with what Services require",
 		Long: `Verify reads Services, EndpointSlices, ServiceCIDRs and this node's Node, as 'run' with
 the same flags does, computes the desired state, and compares it with what the kernel
-has, in any mode: frontends and endpoints, and slipstream's chains and rules. It changes
-nothing, and works without a running proxy, except that NodePorts on loopback addresses
-lack their listeners then. Give it the flags and the version of the proxy: other ones make
-other rules.
+has, in any mode: frontends and endpoints, slipstream's tables, chains, sets and rules, also
+those of limits and of the fast path, programs and maps of BPF, and parameters of the kernel
+that 'run' sets. It changes nothing, and works without a running proxy, except that NodePorts
+on loopback addresses lack their listeners then, and BPF programs of sockets do nothing. Give
+it the flags and the version of the proxy: other ones make other rules.
 
 Each difference is a line: "-" is missing in the kernel, "+" is unexpected, and "+ fault:"
 is what should not be as it is, such as a chain with other rules. The last line says what
@@ -60,14 +64,13 @@ differences.`,
 			if err != nil {
 				return err
 			}
-			v, lines, err := verify(cmd.Context(), c, o.master)
+			what, lines, err := verify(cmd.Context(), c, o.master)
 			if err != nil {
 				return err
 			}
 			for _, line := range lines {
 				fmt.Fprintln(cmd.OutOrStdout(), line)
 			}
-			what := fmt.Sprintf("%d frontends, %d endpoints, %d rules", v.Frontends, v.Endpoints, v.Rules)
 			if len(lines) > 0 {
 				fmt.Fprintf(cmd.OutOrStdout(), "%s: %d differences\n", what, len(lines))
 				return errChanges
@@ -84,20 +87,20 @@ differences.`,
 	return cmd
 }
 
-// verify compares, and returns all differences, one per line.
-func verify(ctx context.Context, c *config.Config, master string) (v dataplane.Verified, lines []string, err error) {
+// verify compares, and returns what, and all differences, one per line.
+func verify(ctx context.Context, c *config.Config, master string) (what string, lines []string, err error) {
 	node, err := nodeName(c.KubeProxy.HostnameOverride)
 	if err != nil {
-		return v, nil, err
+		return "", nil, err
 	}
 	// Invalid objects are left out, as by the proxy.
 	objects, client, err := newSource(c, master, node, logProblems(klog.FromContext(ctx)))
 	if err != nil {
-		return v, nil, err
+		return "", nil, err
 	}
 	reader, without, err := openMode(ctx, c, instance.probeToVerify, metrics.New(), func(string) {})
 	if err != nil {
-		return v, nil, err
+		return "", nil, err
 	}
 	defer func() { err = errors.Join(err, reader.Close()) }()
 	want, _ := desiredOn(reader, c, node, without) // an algorithm that the kernel lacks is no difference
@@ -112,13 +115,22 @@ func verify(ctx context.Context, c *config.Config, master string) (v dataplane.V
 			return nil, err
 		}
 		full := w.state.Full()
-		if v, err = dataplane.Verify(ctx, reader, &full.Change); err != nil {
+		v, err := dataplane.Verify(ctx, reader, &full.Change)
+		if err != nil {
 			return nil, err
 		}
 		var found []string
 		for _, d := range v.Differences {
 			found = append(found, d.String())
 		}
+		beside, faults, err := verifyBeside(ctx, c, want, &full.Change)
+		if err != nil {
+			return nil, err
+		}
+		for _, f := range faults {
+			found = append(found, "+ fault: "+f)
+		}
+		what = fmt.Sprintf("%d frontends, %d endpoints, %d rules, %s", v.Frontends, v.Endpoints, v.Rules, beside)
 		unserved, err := loopback.Unserved(full.Relays)
 		if err != nil {
 			return nil, err
@@ -131,7 +143,34 @@ func verify(ctx context.Context, c *config.Config, master string) (v dataplane.V
 	if err == nil && !w.hasNode && (client != nil || w.others) {
 		lines = append(lines, fmt.Sprintf("- Node %s, which is the name of this node (--hostname-override, or the host's name)", node))
 	}
-	return v, lines, err
+	return what, lines, err
+}
+
+// verifyBeside compares what is beside the dataplane: the fast path, sockets, and parameters of the kernel.
+func verifyBeside(ctx context.Context, c *config.Config, want desired.Config, full *desired.Change) (what string, faults []string, err error) {
+	settings := c.FastPath()
+	fast, _ := parseFastPath(&settings, nil) // valid
+	rules, faults, err := fastpath.Verify(ctx, fast, full)
+	if err != nil {
+		return "", nil, err
+	}
+	bySockets := full
+	if c.Slipstream.SocketLoadBalancing == config.SocketsOff {
+		bySockets = nil
+	}
+	frontends, more, err := socket.Verify(socket.Options{Selected: want.DirectPod != nil}, bySockets)
+	if err != nil {
+		return "", nil, err
+	}
+	parameters, differ := c.Conntrack(sysctl.CPUs()).Verify()
+	faults = slices.Concat(faults, more, differ)
+	if want.NodePorts.OnLoopback() {
+		has, err := sysctl.HasRouteLocalnet()
+		if parameters++; err != nil || !has {
+			faults = append(faults, "net.ipv4.conf.all.route_localnet is not 1, so NodePorts do not answer on loopback addresses")
+		}
+	}
+	return fmt.Sprintf("%d rules of the fast path, %d frontends of sockets, %d kernel parameters", rules, frontends, parameters), faults, nil
 }
 
 // agreed returns the differences that all of some comparisons have found. While Services keep changing,

@@ -13,11 +13,12 @@ import (
 	"testing"
 
 	"github.com/slipstream-proxy/slipstream/internal/config"
+	"github.com/slipstream-proxy/slipstream/internal/socket"
 	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 )
 
 // allTheSame is the output of verify without a difference.
-var allTheSame = regexp.MustCompile(`^[1-9]\d* frontends, [1-9]\d* endpoints, [1-9]\d* rules: the same\n$`)
+var allTheSame = regexp.MustCompile(`^[1-9]\d* frontends, [1-9]\d* endpoints, [1-9]\d* rules, \d+ rules of the fast path, \d+ frontends of sockets, \d+ kernel parameters: the same\n$`)
 
 // differs reports whether verify has ended with the exit status for differences.
 func differs(err error) bool {
@@ -190,4 +191,31 @@ func (s *site) verify(args ...string) (string, error) {
 	s.check(err)
 	err = p.Wait()
 	return out.String(), err
+}
+
+// TestVerifyBeside damages what is beside the dataplane: a parameter of the kernel, and programs of sockets.
+func TestVerifyBeside(t *testing.T) {
+	s := newSite(t)
+	kerneltest.Require(t, kerneltest.CGroupBPF)
+	kerneltest.CGroup(t) // in /proc/self/mountinfo
+	t.Cleanup(func() { s.check(socket.Remove(s.node.FD())) })
+	s.save("web.yaml", web(0, 1))
+	options := []string{"--socket-load-balancing", "tcp", "--conntrack-udp-timeout", "77s", "--proxy-mode", "nftables"}
+	p := s.run(options...)
+	s.untilReached("web-0", "web-1")
+	out := ""
+	s.until("verify finds all", func() (same bool) { // the programs are attached later than the rules
+		var err error
+		out, err = s.verify(options...)
+		return err == nil && allTheSame.MatchString(out) && strings.Contains(out, " 1 frontends of sockets, 1 kernel parameters")
+	})
+	s.check(p.Kill())
+	<-p.Done()
+	s.check(s.node.SetSysctl("netfilter/nf_conntrack_udp_timeout", "5"))
+	s.check(socket.Remove(s.node.FD()))
+	out, err := s.verify(options...)
+	if !differs(err) {
+		t.Errorf("error %v", err)
+	}
+	contains(t, out, "+ fault: nf_conntrack_udp_timeout is 5 instead of 77\n", "+ fault: the BPF program connect4 is not at cgroup ", ": 5 differences\n")
 }

@@ -228,20 +228,20 @@ func TestDamage(t *testing.T) { engines(t, testDamage) }
 func testDamage(t *testing.T, engine Engine) {
 	kerneltest.Require(t, kerneltest.NFTBinary)
 	const inTable = " inet " + TableName + " "
-	for _, c := range []struct{ name, nft string }{
-		{"deleted", "delete table inet " + TableName},
-		{"flushed", "flush ruleset"},
-		{"replaced", "delete table inet " + TableName + "; add table inet " + TableName},
-		{"no rules", "flush chain" + inTable + "forward"},
-		{"more rules", "insert rule" + inTable + "to-flowtable accept"},
-		{"another threshold", "rule ct packets"},
-		{"dormant", "add table inet " + TableName + " { flags dormant; }"},
-		{"a device less", "delete flowtable" + inTable + "flows { hook ingress priority 0; devices = { veth2 }; }"},
-		{"no interfaces", "flush set" + inTable + "interfaces"},
-		{"no frontends", "flush set" + inTable + "frontends-ipv6"},
-		{"a frontend less", "delete element" + inTable + "frontends-ipv4 { 10.96.0.20 . udp . 80 }"},
-		{"a pod less", "flush set" + inTable + "pods-ipv4"},
-		{"a chain more", "add chain" + inTable + "forward2; add rule" + inTable + "forward2 drop"},
+	for _, c := range []struct{ name, nft, verify string }{
+		{"deleted", "delete table inet " + TableName, "does not exist"},
+		{"flushed", "flush ruleset", "does not exist"},
+		{"replaced", "delete table inet " + TableName + "; add table inet " + TableName, "set frontends-ipv4 is missing"},
+		{"no rules", "flush chain" + inTable + "forward", "chain forward has 0 rules instead of"},
+		{"more rules", "insert rule" + inTable + "to-flowtable accept", "chain to-flowtable has "},
+		{"another threshold", "rule ct packets", "of chain forward is another one"},
+		{"dormant", "add table inet " + TableName + " { flags dormant; }", "the table is dormant"},
+		{"a device less", "delete flowtable" + inTable + "flows { hook ingress priority 0; devices = { veth2 }; }", "flowtable flows has other devices"},
+		{"no interfaces", "flush set" + inTable + "interfaces", "set interfaces lacks eth0"},
+		{"no frontends", "flush set" + inTable + "frontends-ipv6", "set frontends-ipv6 lacks [fd00:96::10]:80/TCP of Service default/web:tcp"},
+		{"a frontend less", "delete element" + inTable + "frontends-ipv4 { 10.96.0.20 . udp . 80 }", "set frontends-ipv4 lacks 10.96.0.20:80/UDP of Service default/other:udp"},
+		{"a pod less", "flush set" + inTable + "pods-ipv4", "set pods-ipv4 lacks 10.244.1.12"},
+		{"a chain more", "add chain" + inTable + "forward2; add rule" + inTable + "forward2 drop", "chain forward2 does not belong there"},
 	} {
 		if engine == EBPF && strings.Contains(c.nft, " flowtable ") {
 			continue // TestEBPFDetached
@@ -252,6 +252,7 @@ func testDamage(t *testing.T, engine Engine) {
 			w.apply()
 			w.check(w.Check(w.t.Context()))
 			w.check(w.Check(w.t.Context()))
+			w.verifies("")
 			if handle, ok := strings.CutPrefix(c.nft, "rule "); ok {
 				_, handle, _ = strings.Cut(w.sh("nft -a list chain inet "+TableName+" forward | grep '"+handle+"'"), "# handle ")
 				w.nft("replace rule" + inTable + "forward handle " + strings.TrimSpace(handle) + " ct packets <= 21 return")
@@ -263,8 +264,10 @@ func testDamage(t *testing.T, engine Engine) {
 			} else {
 				t.Log(err)
 			}
+			w.verifies(c.verify)
 			w.check2(w.Reconcile(w.t.Context(), &w.state.Full().Change))
 			w.check(w.Check(w.t.Context()))
+			w.verifies("")
 			w.has("eth0 veth1 veth2 veth3")
 			w.compare(w.state)
 			if c.name == "flushed" {
@@ -275,6 +278,45 @@ func testDamage(t *testing.T, engine Engine) {
 			w.goesOn(s)
 			w.unharmed(s)
 		})
+	}
+}
+
+// verifies checks that Verify finds nothing, or a difference.
+func (w *world) verifies(want string) {
+	w.t.Helper()
+	rules, faults, err := Verify(w.t.Context(), w.config, &w.state.Full().Change)
+	w.check(err)
+	found := strings.Join(faults, "\n")
+	if want == "" && (len(faults) > 0 || rules == 0) || !strings.Contains(found, want) {
+		w.t.Errorf("of %d rules Verify finds, for %q:\n%s", rules, want, found)
+	}
+}
+
+// TestVerifySurplus adds what Check need not find, and has a fast path where there should be none.
+func TestVerifySurplus(t *testing.T) { engines(t, testVerifySurplus) }
+
+func testVerifySurplus(t *testing.T, engine Engine) {
+	kerneltest.Require(t, kerneltest.NFTBinary)
+	for damage, want := range map[string]string{
+		"add set inet " + TableName + " other { type ipv4_addr; }":                            "set other does not belong there",
+		"add element inet " + TableName + " frontends-ipv4 { 10.96.0.99 . tcp . 80 }":         "set frontends-ipv4 has 10.96.0.99:80/TCP of Service ",
+		"add element inet " + TableName + " node-addresses-ipv4 { 192.0.2.99 }":               "set node-addresses-ipv4 has 192.0.2.99",
+		"add chain inet " + TableName + " judge { type filter hook postrouting priority 5; }": "chain judge does not belong there",
+	} {
+		w := newWorld(t, Config{Engine: engine, Threshold: threshold})
+		w.verifies("")
+		w.nft(damage)
+		w.verifies(want)
+		off := w.config
+		off.Threshold = 0
+		if _, faults, err := Verify(t.Context(), off, &desired.Change{}); err != nil || len(faults) != 1 || !strings.Contains(faults[0], "though the fast path is off") {
+			t.Errorf("off: %q, %v", faults, err)
+		}
+		w.stop()
+		w.check(w.Stop())
+		if _, faults, err := Verify(t.Context(), off, &desired.Change{}); err != nil || len(faults) > 0 {
+			t.Errorf("off, and stopped: %q, %v", faults, err)
+		}
 	}
 }
 

@@ -178,7 +178,8 @@ func (c *Controller) writeJudges(b *nfnl.Batch) {
 	for direction, set := range passed {
 		for i := range families {
 			f := &families[i]
-			for protocol, name := range map[byte]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp"} {
+			for _, protocol := range []byte{unix.IPPROTO_TCP, unix.IPPROTO_UDP} { // always in this order, for Verify
+				name := map[byte]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp"}[protocol]
 				to := chain(nil, fmt.Sprintf("%s-%s-%s", set.Name, f, name))
 				rule(candidates, "", directionIs(direction), is(meta(expr.MetaKeyNFPROTO), byte(f.Family)), is(meta(expr.MetaKeyL4PROTO), protocol), goTo(to))
 				rule(to, "", ct(ctKeyID), in(set), ret())

@@ -62,6 +62,17 @@ var _ dataplane.Programmer = (*Controller)(nil)
 // The error wraps a feature.Missing if the kernel has no flowtables. With a Threshold of 0,
 // flowtables are not needed.
 func New(c Config) (*Controller, error) {
+	ctl, err := newController(c)
+	if err == nil && !ctl.Off() {
+		if err = ctl.open(); err != nil {
+			return nil, errors.Join(fmt.Errorf("fast path: %w", err), ctl.close())
+		}
+	}
+	return ctl, err
+}
+
+// newController makes one whose engine is not open.
+func newController(c Config) (*Controller, error) {
 	if c.Interfaces == nil {
 		c.Interfaces = iface.Default()
 	}
@@ -81,12 +92,12 @@ func New(c Config) (*Controller, error) {
 	ctl := &Controller{config: c, conn: conn, settle: nfnl.Settle, said: map[string]string{}, log: klog.Background()}
 	ctl.foreign.conn = rules
 	ctl.engine = &flowtableEngine{Controller: ctl}
-	if !ctl.Off() {
-		if err = ctl.open(); err != nil {
-			return nil, errors.Join(fmt.Errorf("fast path: %w", err), conn.Close(), rules.Close())
-		}
-	}
 	return ctl, nil
+}
+
+// close closes the engine, if one is open, and the sockets.
+func (c *Controller) close() error {
+	return errors.Join(c.engine.close(), c.conn.Close(), c.foreign.conn.Close())
 }
 
 // Off reports whether the fast path is off: Config.Threshold is 0.
@@ -238,12 +249,8 @@ func (c *Controller) reconcile(ctx context.Context, full *desired.Change) (stats
 	if err := c.list(); err != nil {
 		return stats, err
 	}
-	c.frontends = make(map[desired.FrontendKey]desired.ServicePort, len(full.Frontends))
-	c.pods = map[netip.Addr]bool{}
-	c.addresses = map[netip.Addr]bool{}
 	c.batch = nfnl.Batch{}
-	c.write(full)
-	c.config.Exclude.writeAddresses(&c.batch)
+	c.writeFull(full)
 	stats = dataplane.Stats{Elements: c.batch.Elements(), Bytes: c.batch.Len()}
 	if err := c.build(ctx); err != nil {
 		return stats, err
@@ -291,6 +298,15 @@ func (c *Controller) lists(f *desired.Frontend) (s desired.ServicePort, is bool)
 		return s, false
 	}
 	return f.Service, true
+}
+
+// writeFull is write for a full description.
+func (c *Controller) writeFull(full *desired.Change) {
+	c.frontends = make(map[desired.FrontendKey]desired.ServicePort, len(full.Frontends))
+	c.pods = map[netip.Addr]bool{}
+	c.addresses = map[netip.Addr]bool{}
+	c.write(full)
+	c.config.Exclude.writeAddresses(&c.batch)
 }
 
 // write adds the frontends and addresses of a change to the batch and to c.frontends and c.pods.
@@ -380,7 +396,7 @@ func (c *Controller) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.sequence.Begin()
-	return errors.Join(c.engine.close(), c.conn.Close(), c.foreign.conn.Close())
+	return c.close()
 }
 
 // Stop is Cleanup and Close, for after Run has returned.

@@ -638,7 +638,7 @@ func TestEBPFDetached(t *testing.T) {
 	dir := w.pins()
 	pin := fmt.Sprintf("%s/interface-%d", dir, l.Attrs().Index)
 	before := w.withProgram("forward")
-	for _, damage := range []func(){
+	for n, damage := range []func(){
 		func() { // at the egress
 			var id tcx.ID
 			w.check(w.node.Do(func() error {
@@ -668,8 +668,12 @@ func TestEBPFDetached(t *testing.T) {
 		if err := w.Check(t.Context()); !errors.Is(err, dataplane.ErrDamaged) || !strings.Contains(err.Error(), "BPF program") {
 			t.Fatalf("Check: %v", err)
 		}
+		if n > 0 { // at the egress a program is only while its process runs
+			w.verifies("BPF program is not attached")
+		}
 		w.check2(w.Reconcile(t.Context(), &w.state.Full().Change))
 		w.check(w.Check(t.Context()))
+		w.verifies("")
 		if got := w.withProgram("forward"); !slices.Equal(got, before) {
 			t.Errorf("the program is attached to %v, want %v", got, before)
 		}

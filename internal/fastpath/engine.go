@@ -72,16 +72,26 @@ func writeTo(b *nfnl.Batch) writeRule {
 	return func(chain, comment string, parts ...[]expr.Any) { b.AddRule(table, chain, comment, parts...) }
 }
 
-// open probes the kernel and opens the engine.
-func (c *Controller) open() (err error) {
+// chooseEngine probes the kernel, and sets Config.Engine to the one to open.
+func (c *Controller) chooseEngine() (err error) {
 	c.config.Engine = cmp.Or(c.config.Engine, Flowtable)
-	if c.config.Engine != EBPF {
-		c.able, err = probe(c.conn)
-		if c.config.Engine == Flowtable || !feature.Lacks(err) {
-			c.config.Engine = Flowtable
-			return err
-		}
+	if c.config.Engine == EBPF {
+		return nil
+	}
+	c.able, err = probe(c.conn)
+	if c.config.Engine == AutoEngine && feature.Lacks(err) {
 		c.config.Engine = EBPF
+		return nil
+	}
+	c.config.Engine = Flowtable
+	return err
+}
+
+// open opens the engine.
+func (c *Controller) open() error {
+	err := c.chooseEngine()
+	if err != nil || c.config.Engine != EBPF {
+		return err
 	}
 	program, err := ebpf.Open(c.config.NetNS, c.config.withoutTCX, cmp.Or(c.config.lease, ebpf.Lease))
 	if err != nil {

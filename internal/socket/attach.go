@@ -129,10 +129,14 @@ func (b *Balancer) Check(context.Context) error {
 	for _, p := range attachTypes {
 		l := b.links[p.name]
 		if l == nil || !b.attached(l, filepath.Join(b.dir, p.name)) {
-			return fmt.Errorf("%w: the BPF program %s is not at cgroup %s", dataplane.ErrDamaged, p.name, b.options.CGroup)
+			return fmt.Errorf("%w: %s", dataplane.ErrDamaged, b.detached(p.name))
 		}
 	}
 	return nil
+}
+
+func (b *Balancer) detached(program string) string {
+	return fmt.Sprintf("the BPF program %s is not at cgroup %s", program, b.options.CGroup)
 }
 
 // detach detaches all programs and removes their pins.

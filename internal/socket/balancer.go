@@ -62,18 +62,9 @@ const pins = "slipstream-sockets"
 func New(o Options) (*Balancer, error) {
 	b := &Balancer{options: o, links: map[string]link.Link{}, namespaces: map[namespace]*client{}, selected: map[netip.Addr]bool{}}
 	b.options.lease = cmp.Or(o.lease, Lease)
-	var err error
-	if b.dir, err = bpffs.Folder(pins, o.NetNS); err != nil {
+	if err := b.locate(); err != nil {
 		return nil, err
 	}
-	if b.options.CGroup, err = findCGroup(o.CGroup); err != nil {
-		return nil, err
-	}
-	var stat unix.Stat_t
-	if err := unix.Stat(b.options.CGroup, &stat); err != nil {
-		return nil, fmt.Errorf("cgroup %s: %w", b.options.CGroup, err)
-	}
-	b.cgroup = stat.Ino
 	if b.options.Pods == "" {
 		b.options.Pods = PodNamespaces
 	}
@@ -95,6 +86,22 @@ func New(o Options) (*Balancer, error) {
 		return nil, err
 	}
 	return b, errors.Join(objects.Close(), b.scan())
+}
+
+// locate finds the cgroup and the folder of pins.
+func (b *Balancer) locate() (err error) {
+	if b.dir, err = bpffs.Folder(pins, b.options.NetNS); err != nil {
+		return err
+	}
+	if b.options.CGroup, err = findCGroup(b.options.CGroup); err != nil {
+		return err
+	}
+	var stat unix.Stat_t
+	if err := unix.Stat(b.options.CGroup, &stat); err != nil {
+		return fmt.Errorf("cgroup %s: %w", b.options.CGroup, err)
+	}
+	b.cgroup = stat.Ino
+	return nil
 }
 
 // Sizes of maps: twice what the content needs, and at least these. A full map costs a Reconcile.

@@ -159,7 +159,8 @@ func (b *Dataplane) checkTable(f int) error {
 			return err
 		}
 	}
-	if all := differing(t, s.isCreated, created.RulesByChain()); len(all) > 0 {
+	special, _ := created.Written()
+	if all := t.Differing(&special, s.isCreated, s.isCreated); len(all) > 0 {
 		return damaged(s, all[0])
 	}
 	return nil

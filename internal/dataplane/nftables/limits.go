@@ -4,7 +4,6 @@ package nftables
 
 import (
 	"bytes"
-	"cmp"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -230,11 +229,10 @@ func (b *Dataplane) tryLimits(f int) error {
 	var has []*nfnl.Set
 	if t != nil {
 		compatible := true
-		misplaced, err := b.misplaced(l)
-		if err != nil {
-			return err
-		}
-		if has, compatible = t.Compatible(all); len(k.users) == 0 || !compatible || len(misplaced) > 0 {
+		var skeleton nfnl.Batch
+		l.write(&skeleton, nil)
+		want, _ := skeleton.Written()
+		if has, compatible = t.Compatible(all); len(k.users) == 0 || !compatible || !t.SameHooks(&want) {
 			batch.DeleteTable(l.table)
 			t = nil
 		}
@@ -429,25 +427,10 @@ func (l *limitSchema) elements(f *desired.Frontend, n uint32) map[*nfnl.Set][]by
 	return all
 }
 
-// misplaced returns the base chains of the table that are not as they were written, also those that are not base chains.
-func (b *Dataplane) misplaced(l *limitSchema) (names []string, err error) {
-	bases, err := b.conn.BaseChains(l.table.Family)
-	hooks := map[string]uint32{chainPrerouting: unix.NF_INET_PRE_ROUTING, chainOutput: unix.NF_INET_LOCAL_OUT}
-	for _, c := range bases {
-		if hook, own := hooks[c.Name]; c.Table.Name != l.table.Name {
-			continue
-		} else if !own || c.Type != "nat" || c.Hook != hook || c.Priority != -101 || c.Drops {
-			names = append(names, c.Name)
-		}
-		delete(hooks, c.Name)
-	}
-	return slices.AppendSeq(names, maps.Keys(hooks)), err
-}
-
 // limitFaults compares the table with a full description, except what rules have counted.
 func (b *Dataplane) limitFaults(f int, full *desired.Change) (rules int, faults []string, err error) {
 	l := &limitSchemas[f]
-	want, numbers, places := map[desired.FrontendKey]*desired.Frontend{}, map[place]uint32{}, map[place]bool{}
+	want, places := map[desired.FrontendKey]*desired.Frontend{}, map[place]bool{}
 	for _, c := range full.Frontends {
 		if c.New.Limits != (desired.Limits{}) && l.is(c.Key().Addr()) {
 			want[c.Key()], places[placeOf(c.New)] = c.New, true
@@ -460,57 +443,42 @@ func (b *Dataplane) limitFaults(f int, full *desired.Change) (rules int, faults 
 	if t == nil {
 		return 0, []string{"connections are not limited"}, nil
 	}
-	if t.Dormant {
-		faults = append(faults, "the table is dormant")
-	}
-	all := l.all(maps.Keys(places))
-	if has, compatible := t.Compatible(all); !compatible || len(has) < len(all) {
-		return len(t.Rules), append(faults, "sets are missing, or have other types"), nil
-	}
-	misplaced, err := b.misplaced(l)
-	if err != nil {
-		return 0, nil, err
-	}
-	for _, name := range misplaced {
-		faults = append(faults, fmt.Sprintf("chain %s has another hook or policy", name))
-	}
-	fault := func(key desired.FrontendKey) { faults = append(faults, fmt.Sprintf("%s has other limits", key)) }
-	read := func(e nfnl.Element) {
-		key, _ := l.decodeFrontendKey(e.Key)
-		front := want[key]
-		if delete(want, key); front == nil {
-			fault(key)
-			return
-		}
-		id, n := limitID(front), firstNumber(e.Value[12:])
-		p := placeOf(front)
-		if numbers[p] = cmp.Or(numbers[p], n); numbers[p] != n || firstNumber(e.Value[4:]) != id[0] || firstNumber(e.Value[8:]) != id[1] {
-			fault(key)
-		}
-	}
-	err = errors.Join(b.conn.Elements(l.table, l.addressSets[0].sticky.Name, read), b.conn.Elements(l.table, l.nodePortSets[0].sticky.Name, read))
-	for key := range want {
-		fault(key)
-	}
-	expect := func(set *nfnl.Set, key []byte) {
-		has, failed := b.conn.Has(l.table, set.Name, key)
-		if err = errors.Join(err, failed); !has {
-			faults = append(faults, fmt.Sprintf("an element of %s is missing", set.Name))
-		}
-	}
-	for _, c := range full.Frontends {
-		if n := numbers[placeOf(c.New)]; n > 0 && c.New.Limits != (desired.Limits{}) && l.is(c.Key().Addr()) {
-			for set, key := range l.elements(c.New, n) {
-				expect(set, key)
+	// The numbers of places depend on the order in which they came.
+	numbers, most := map[place]uint32{}, uint32(0)
+	for _, set := range []*nfnl.Set{l.addressSets[0].sticky, l.nodePortSets[0].sticky} {
+		failed := b.conn.Elements(l.table, set.Name, func(e nfnl.Element) {
+			key, _ := l.decodeFrontendKey(e.Key)
+			if front := want[key]; front != nil {
+				numbers[placeOf(front)] = firstNumber(e.Value[12:])
 			}
+			most = max(most, firstNumber(e.Value[12:]))
+		})
+		if !errors.Is(failed, unix.ENOENT) && !errors.Is(failed, nfnl.ErrInterrupted) { // Differences finds the first
+			err = errors.Join(err, failed)
 		}
 	}
-	for _, m := range full.Sets[desired.NodeAddresses].Added {
-		if l.is(m.Addr) {
-			expect(l.nodeAddresses, l.addr(nil, m.Addr.As16()))
+	for p := range places {
+		if numbers[p] == 0 {
+			most++
+			numbers[p] = most
 		}
 	}
 	var batch nfnl.Batch
 	l.write(&batch, numbers)
-	return len(t.Rules), append(faults, differing(t, func(string) bool { return true }, batch.RulesByChain())...), err
+	for _, m := range full.Sets[desired.NodeAddresses].Added {
+		if l.is(m.Addr) {
+			batch.AddElement(l.table, l.nodeAddresses, l.addr(nil, m.Addr.As16()), nil, "")
+		}
+	}
+	for _, front := range want {
+		l.element(&batch, add, front, numbers)
+	}
+	unused := func(chain string) bool { return strings.HasPrefix(chain, limitPrefix) }
+	faults, failed := b.conn.Differences(l.table, t, &batch, unused, func(set string, e nfnl.Element) string {
+		if key, ok := l.decodeFrontendKey(e.Key); ok {
+			return fmt.Sprintf("%s (%s)", key, e.Comment)
+		}
+		return fmt.Sprintf("%x", e.Key)
+	})
+	return len(t.Rules), faults, errors.Join(err, failed)
 }

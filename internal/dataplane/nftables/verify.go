@@ -6,8 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"strings"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
@@ -46,27 +44,22 @@ func (b *Dataplane) Rules(_ context.Context, full *desired.Change) (n int, fault
 		if !sealed(t, want.hash) {
 			fault("chains or rules were modified, or are those of another configuration or version")
 		}
-		if has, compatible := t.Compatible(s.sets()); !compatible || len(has) < len(s.sets()) {
-			fault("sets are missing, or have other types")
-		}
-		for i := range t.Sets {
-			if !s.owns(&t.Sets[i]) {
-				fault("set %s does not belong there", t.Sets[i].Name)
-			}
+		all, _ := want.batch.Written()
+		for _, o := range t.OtherSets(all.Sets) {
+			fault("%s", o)
 		}
 		for _, ft := range t.Flowtables {
 			fault("flowtable %s does not belong there", ft.Name)
-		}
-		all := want.batch.RulesByChain()
-		for chain, rules := range want.entry.RulesByChain() {
-			all[chain] = append(all[chain], rules...)
 		}
 		created, err := b.readCreated(s)
 		if err != nil {
 			return 0, nil, err
 		}
-		maps.Copy(all, created.RulesByChain())
-		for _, m := range differing(t, func(string) bool { return true }, all) {
+		for _, b := range []*nfnl.Batch{&want.entry, created} {
+			more, _ := b.Written()
+			all.Chains, all.Rules = append(all.Chains, more.Chains...), append(all.Rules, more.Rules...)
+		}
+		for _, m := range t.Differing(&all, func(string) bool { return true }, s.isCreated) {
 			fault("%s", m)
 		}
 	}
@@ -96,38 +89,5 @@ func (b *Dataplane) readCreated(s *schema) (*nfnl.Batch, error) {
 
 // isCreated reports whether a chain is not covered by the seal.
 func (s *schema) isCreated(name string) bool {
-	return strings.HasPrefix(name, limitPrefix) || isRememberChain(name) || s.isSpecial(name) || strings.HasPrefix(name, sealPrefix)
-}
-
-// differing describes those of some chains that have other rules than they should. A chain
-// that is not covered by the seal may be there without rules.
-func differing(t *nfnl.Contents, of func(chain string) bool, want map[string][]nfnl.RuleInfo) (all []string) {
-	got := map[string][]nfnl.RuleInfo{}
-	for _, r := range t.Rules {
-		got[r.Chain] = append(got[r.Chain], r)
-	}
-	s := &rangedSchemas[desired.IPv4] // the names are the same in all
-	for _, c := range t.Chains {
-		rules, wanted := want[c.Name]
-		switch has := got[c.Name]; {
-		case !of(c.Name):
-		case !wanted && !s.isCreated(c.Name), s.isCreated(c.Name) && len(c.Base) > 0:
-			all = append(all, fmt.Sprintf("chain %s does not belong there", c.Name))
-		case len(has) != len(rules):
-			all = append(all, fmt.Sprintf("chain %s has %d rules instead of %d", c.Name, len(has), len(rules)))
-		default:
-			for i := range rules {
-				if !has[i].Same(&rules[i]) {
-					all = append(all, fmt.Sprintf("rule %d of chain %s is another one", i+1, c.Name))
-				}
-			}
-		}
-	}
-	for name := range want {
-		if !slices.ContainsFunc(t.Chains, func(c nfnl.ChainInfo) bool { return c.Name == name }) {
-			all = append(all, fmt.Sprintf("chain %s is missing", name))
-		}
-	}
-	slices.Sort(all)
-	return all
+	return isRememberChain(name) || s.isSpecial(name) || strings.HasPrefix(name, sealPrefix)
 }

@@ -155,7 +155,8 @@ func TestVerifyCreatedRules(t *testing.T) {
 			"a rule drops": func(all []nfnl.RuleInfo) {
 				var b nfnl.Batch
 				b.AddRule(table, c.Name, all[len(all)-1].Text(), drop())
-				all[len(all)-1].Expressions = b.RulesByChain()[c.Name][0].Expressions
+				written, _ := b.Written()
+				all[len(all)-1].Expressions = written.Rules[0].Expressions
 			},
 			"the order": func(all []nfnl.RuleInfo) {
 				all[0].Expressions, all[0].Comment = all[len(all)-1].Expressions, all[len(all)-1].Comment

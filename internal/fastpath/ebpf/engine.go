@@ -41,7 +41,8 @@ type Engine struct {
 	tc      bool          // the kernel has no tcx
 	lease   time.Duration
 	learnID ebpf.ProgramID
-	ipsec   bool // there are IPsec policies, or may be
+	ipsec   bool                // there are IPsec policies, or may be
+	reads   func() map[int]bool // of OpenToRead
 
 	mu       sync.Mutex // of what follows
 	attached map[place]attachment
@@ -98,15 +99,7 @@ func Open(ns int, tc bool, lease time.Duration) (e *Engine, err error) {
 	if err != nil {
 		return e, err
 	}
-	if e.route, err = links.NewHandleAt(namespace(ns), unix.NETLINK_ROUTE, unix.NETLINK_XFRM); err != nil {
-		if !errors.Is(err, unix.EPROTONOSUPPORT) { // it is the kernel that has no IPsec
-			return e, err
-		}
-		if e.route, err = links.NewHandleAt(namespace(ns), unix.NETLINK_ROUTE); err != nil {
-			return e, err
-		}
-	}
-	if e.news, err = dialNews(ns); err != nil {
+	if err = e.dial(); err != nil {
 		return e, err
 	}
 	if err = e.probe(); err != nil {
@@ -117,6 +110,40 @@ func Open(ns int, tc bool, lease time.Duration) (e *Engine, err error) {
 	}
 	_ = e.watchIPsec() // after an error nothing is offloaded, and Run repeats it
 	return e, e.renew()
+}
+
+func (e *Engine) dial() (err error) {
+	e.route, err = links.NewHandleAt(namespace(e.netns), unix.NETLINK_ROUTE, unix.NETLINK_XFRM)
+	if errors.Is(err, unix.EPROTONOSUPPORT) { // it is the kernel that has no IPsec
+		e.route, err = links.NewHandleAt(namespace(e.netns), unix.NETLINK_ROUTE)
+	}
+	if err == nil {
+		e.news, err = dialNews(e.netns)
+	}
+	return err
+}
+
+// OpenToRead opens an Engine of which only Filters, Outdated, Detached and Close may be called. It has loaded nothing, and Detached is about
+// the interfaces that take part according to another one, which part returns.
+func OpenToRead(ns int, tc bool, part func() map[int]bool) (e *Engine, err error) {
+	e = &Engine{netns: ns, tc: tc, attached: map[place]attachment{}, veths: map[int]bool{}, reads: part}
+	if e.dir, err = bpffs.Folder(pins, ns); err != nil {
+		return e, err
+	}
+	return e, e.dial()
+}
+
+// readAttached reads what another Engine has attached at the ingress.
+func (e *Engine) readAttached() {
+	for index := range e.part {
+		at := place{index: index}
+		pin := filepath.Join(e.dir, linkPrefix+strconv.Itoa(index))
+		if f := (&filter{newFilter(at, -1), e.route, at}); f.intact() {
+			e.attached[at] = f
+		} else if l, err := link.LoadPinnedLink(pin, nil); err == nil {
+			e.attached[at] = &tcxLink{l, e, at, pin}
+		}
+	}
 }
 
 func namespace(ns int) netns.NsHandle {
@@ -258,10 +285,19 @@ func (e *Engine) adopt() error {
 func (e *Engine) Detached() map[int]bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if e.reads != nil {
+		e.part = e.reads()
+		e.readAttached()
+	}
 	_, err := os.Stat(e.flowsPin())
 	all := map[int]bool{}
+	for index, takesPart := range e.part {
+		if takesPart && (err != nil || e.attached[place{index: index}] == nil) {
+			all[index] = true
+		}
+	}
 	for at, a := range e.attached {
-		if e.part[at.index] && (err != nil || !a.intact()) {
+		if e.part[at.index] && !a.intact() {
 			all[at.index] = true
 		}
 	}

@@ -98,20 +98,25 @@ func (b *Batch) end() {
 	binary.NativeEndian.PutUint32(b.buf[at:], uint32(len(b.buf)-at))
 }
 
-// RulesByChain returns the chains that the batch adds or adds rules to, with those, which share its memory.
-func (b *Batch) RulesByChain() map[string][]RuleInfo {
-	all := map[string][]RuleInfo{}
+// Written returns what the batch adds to a table, as if it had been read, and the elements by set. They share its memory.
+func (b *Batch) Written() (t Contents, elements map[string][]Element) {
+	elements = map[string][]Element{}
 	for h, payload := range messages(b.Wire()) {
-		switch h.typ {
-		case uint16(unix.NFNL_SUBSYS_NFTABLES)<<8 | unix.NFT_MSG_NEWCHAIN:
-			name := Text(payload[nfgenHeaderLen:], unix.NFTA_CHAIN_NAME)
-			all[name] = all[name][:len(all[name]):len(all[name])]
-		case uint16(unix.NFNL_SUBSYS_NFTABLES)<<8 | unix.NFT_MSG_NEWRULE:
-			r := ruleInfo(payload[nfgenHeaderLen:])
-			all[r.Chain] = append(all[r.Chain], r)
+		switch body := payload[nfgenHeaderLen:]; h.typ &^ (uint16(unix.NFNL_SUBSYS_NFTABLES) << 8) {
+		case unix.NFT_MSG_NEWCHAIN:
+			t.Chains = append(t.Chains, chainInfo(body))
+		case unix.NFT_MSG_NEWSET:
+			t.Sets = append(t.Sets, setInfo(body))
+		case unix.NFT_MSG_NEWRULE:
+			t.Rules = append(t.Rules, ruleInfo(body))
+		case unix.NFT_MSG_NEWSETELEM:
+			set := Text(body, objectName(unix.NFT_MSG_NEWSETELEM))
+			for _, e := range Attributes(Attr(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {
+				elements[set] = append(elements[set], parseElement(e))
+			}
 		}
 	}
-	return all
+	return t, elements
 }
 
 // AddTable makes sure that a table exists. The nft command prints the comment.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"maps"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -81,6 +82,19 @@ func (t *Contents) Compatible(sets []*Set) (has []*Set, compatible bool) {
 		}
 	}
 	return has, compatible
+}
+
+// SameHooks reports whether both have the same base chains, with their hooks and policies.
+func (t *Contents) SameHooks(o *Contents) bool { return maps.Equal(t.bases(), o.bases()) }
+
+func (t *Contents) bases() map[string]string {
+	all := map[string]string{}
+	for _, c := range t.Chains {
+		if len(c.Base) > 0 {
+			all[c.Name] = string(c.Base)
+		}
+	}
+	return all
 }
 
 func (s *Set) sameType(o *Set) bool {

@@ -86,27 +86,31 @@ type ChainInfo struct {
 
 // Chains returns the chains of a table.
 func (c *Conn) Chains(t Table) ([]ChainInfo, error) {
-	return list(c, unix.NFT_MSG_GETCHAIN, t, "", func(body []byte) ChainInfo {
-		info := ChainInfo{Name: cString(Attr(body, unix.NFTA_CHAIN_NAME)), Uses: be32(Attr(body, unix.NFTA_CHAIN_USE))}
-		if hook := Attr(body, unix.NFTA_CHAIN_HOOK); hook != nil {
-			info.Base = slices.Concat(hook, Attr(body, unix.NFTA_CHAIN_TYPE), Attr(body, unix.NFTA_CHAIN_POLICY))
-		}
-		return info
-	})
+	return list(c, unix.NFT_MSG_GETCHAIN, t, "", chainInfo)
+}
+
+func chainInfo(body []byte) ChainInfo {
+	info := ChainInfo{Name: cString(Attr(body, unix.NFTA_CHAIN_NAME)), Uses: be32(Attr(body, unix.NFTA_CHAIN_USE))}
+	if hook := Attr(body, unix.NFTA_CHAIN_HOOK); hook != nil {
+		info.Base = slices.Concat(hook, Attr(body, unix.NFTA_CHAIN_TYPE), Attr(body, unix.NFTA_CHAIN_POLICY))
+	}
+	return info
 }
 
 // Sets returns the sets and maps of a table.
 func (c *Conn) Sets(t Table) ([]Set, error) {
-	return list(c, unix.NFT_MSG_GETSET, t, "", func(body []byte) Set {
-		return Set{
-			Name:     cString(Attr(body, unix.NFTA_SET_NAME)),
-			KeyType:  DataType(be32(Attr(body, unix.NFTA_SET_KEY_TYPE))),
-			KeyLen:   be32(Attr(body, unix.NFTA_SET_KEY_LEN)),
-			DataType: DataType(be32(Attr(body, unix.NFTA_SET_DATA_TYPE))),
-			DataLen:  be32(Attr(body, unix.NFTA_SET_DATA_LEN)),
-			Flags:    be32(Attr(body, unix.NFTA_SET_FLAGS)) &^ unix.NFT_SET_MAP,
-		}
-	})
+	return list(c, unix.NFT_MSG_GETSET, t, "", setInfo)
+}
+
+func setInfo(body []byte) Set {
+	return Set{
+		Name:     cString(Attr(body, unix.NFTA_SET_NAME)),
+		KeyType:  DataType(be32(Attr(body, unix.NFTA_SET_KEY_TYPE))),
+		KeyLen:   be32(Attr(body, unix.NFTA_SET_KEY_LEN)),
+		DataType: DataType(be32(Attr(body, unix.NFTA_SET_DATA_TYPE))),
+		DataLen:  be32(Attr(body, unix.NFTA_SET_DATA_LEN)),
+		Flags:    be32(Attr(body, unix.NFTA_SET_FLAGS)) &^ unix.NFT_SET_MAP,
+	}
 }
 
 // Counter reads a named counter. If it does not exist, the error wraps ENOENT.

@@ -33,8 +33,6 @@ type Conntrack struct {
 	UDPStreamTimeout      time.Duration // nf_conntrack_udp_timeout_stream
 }
 
-const maxEntries = "nf_conntrack_max"
-
 // entriesPerBucket is the maximum number of entries for each bucket of the hash table.
 const entriesPerBucket = 4
 
@@ -42,31 +40,59 @@ const entriesPerBucket = 4
 // /proc/sys in a container. The files exist once the kernel has loaded nf_conntrack.
 func (c Conntrack) Apply(ctx context.Context) error { return c.apply(ctx, "/") }
 
-func (c Conntrack) apply(ctx context.Context, root string) error {
-	var errs []error
-	put := func(name string, value int) {
-		if value <= 0 {
-			return
-		}
-		orMore := name == maxEntries // as in kube-proxy since v1.37.2
-		if err := ensure(ctx, filepath.Join(root, "proc/sys/net/netfilter", name), value, orMore); err != nil {
-			errs = append(errs, fmt.Errorf("%s: cannot be set to %d: %w", name, value, err))
+func (c Conntrack) apply(ctx context.Context, root string) (err error) {
+	for _, p := range c.parameters() {
+		if failed := ensure(ctx, filepath.Join(root, p.file), p.value, p.orMore); failed != nil {
+			err = errors.Join(err, fmt.Errorf("%s: cannot be set to %d: %w", p.name, p.value, failed))
 		}
 	}
-	put(maxEntries, c.Max)
-	if buckets := c.Max / entriesPerBucket; buckets > 0 {
-		if err := ensure(ctx, filepath.Join(root, "sys/module/nf_conntrack/parameters/hashsize"), buckets, true); err != nil {
-			errs = append(errs, fmt.Errorf("hashsize of nf_conntrack: cannot be set to %d: %w", buckets, err))
+	return err
+}
+
+// Verify returns how many parameters Apply sets, and those that have other values.
+func (c Conntrack) Verify() (n int, differences []string) {
+	all := c.parameters()
+	for _, p := range all {
+		if is, err := read("/" + p.file); err != nil {
+			differences = append(differences, fmt.Sprintf("%s: cannot be read: %v", p.name, err))
+		} else if !p.satisfiedBy(is) {
+			differences = append(differences, fmt.Sprintf("%s is %d instead of %d", p.name, is, p.value))
 		}
 	}
-	put("nf_conntrack_tcp_timeout_established", seconds(c.TCPEstablishedTimeout))
-	put("nf_conntrack_tcp_timeout_close_wait", seconds(c.TCPCloseWaitTimeout))
+	return len(all), differences
+}
+
+type parameter struct {
+	name, file string
+	value      int
+	orMore     bool // as in kube-proxy since v1.37.2
+}
+
+func (p parameter) satisfiedBy(is int) bool { return is == p.value || p.orMore && is > p.value }
+
+// parameters are those to set.
+func (c Conntrack) parameters() (all []parameter) {
+	liberal := 0
 	if c.TCPBeLiberal {
-		put("nf_conntrack_tcp_be_liberal", 1)
+		liberal = 1
 	}
-	put("nf_conntrack_udp_timeout", seconds(c.UDPTimeout))
-	put("nf_conntrack_udp_timeout_stream", seconds(c.UDPStreamTimeout))
-	return errors.Join(errs...)
+	for _, p := range []parameter{
+		{"nf_conntrack_max", "proc/sys/net/netfilter/nf_conntrack_max", c.Max, true},
+		{"hashsize of nf_conntrack", "sys/module/nf_conntrack/parameters/hashsize", c.Max / entriesPerBucket, true},
+		{value: seconds(c.TCPEstablishedTimeout), name: "nf_conntrack_tcp_timeout_established"},
+		{value: seconds(c.TCPCloseWaitTimeout), name: "nf_conntrack_tcp_timeout_close_wait"},
+		{value: liberal, name: "nf_conntrack_tcp_be_liberal"},
+		{value: seconds(c.UDPTimeout), name: "nf_conntrack_udp_timeout"},
+		{value: seconds(c.UDPStreamTimeout), name: "nf_conntrack_udp_timeout_stream"},
+	} {
+		if p.file == "" {
+			p.file = "proc/sys/net/netfilter/" + p.name
+		}
+		if p.value > 0 {
+			all = append(all, p)
+		}
+	}
+	return all
 }
 
 // TCPIsLiberal reports whether conntrack accepts TCP segments out of window in the calling

@@ -108,6 +108,26 @@ func (v *View) Health(ctx context.Context) (problems map[string]bool, conntrack 
 	return problems, conntrack, nil
 }
 
+// Brief is what the operator of many nodes wants to know of each.
+type Brief struct {
+	Node     string   `json:"node"`
+	Problems []string `json:"problems"` // those of Reasons that apply
+	Unserved int      `json:"servicesWithoutEndpoints"`
+}
+
+// Brief answers as Health does.
+func (v *View) Brief(ctx context.Context) (any, error) {
+	s, err := v.status(ctx, loopPatience/4)
+	if err != nil {
+		return nil, err
+	}
+	b := Brief{v.Node, []string{}, s.Unserved}
+	for _, p := range s.Problems {
+		b.Problems = append(b.Problems, p.Reason)
+	}
+	return b, nil
+}
+
 // Status returns the current status. If the proxy's loop does not answer, that is a problem in it.
 func (v *View) Status(ctx context.Context) (*Status, error) {
 	s, err := v.status(ctx, loopPatience)

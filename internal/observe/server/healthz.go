@@ -39,6 +39,15 @@ func (s *Server) healthz() http.Handler {
 		h := s.health()
 		s.options.Metrics.Livez(h.write(w, h.Healthy))
 	})
+	mux.HandleFunc("GET /problems", func(w http.ResponseWriter, r *http.Request) {
+		p, err := s.options.Problems(r.Context())
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(p) // the client may have disconnected
+	})
 	return mux
 }
 

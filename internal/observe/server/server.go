@@ -4,7 +4,8 @@
 // /metrics, /proxyMode, /configz, /healthz (that this process answers, nothing
 // more), /metrics/slis, /flagz, /statusz and, if profiling is on, /debug/pprof/ and
 // /debug/flags/v. On the healthz address: /healthz (whether this node accepts traffic) and
-// /livez (whether this proxy works). Responses are those of kube-proxy v1.37.
+// /livez (whether this proxy works). Responses are those of kube-proxy v1.37. Beside these, /problems there has
+// what is wrong now, in a line for 'kubectl get --raw'.
 package server
 
 import (
@@ -68,6 +69,9 @@ type Options struct {
 
 	Metrics *metrics.Metrics
 	Proxy   Proxy
+
+	// Problems returns the answer of /problems.
+	Problems func(context.Context) (any, error)
 
 	// Events records addresses that cannot be listened on. If nil, they are logged.
 	Events events.Recorder

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 )
@@ -55,6 +56,25 @@ func TestSecurityTable(t *testing.T) {
 	all := []objects{kustomize(t, baseDir)}
 	for _, values := range securityOptions {
 		all = append(all, helm(t, "apiServer: "+placeholder+"\n"+values))
+	}
+	// The component binds what the chart binds.
+	authorized := kustomize(t, "testdata/authorization")
+	all = append(all, authorized)
+	for what, o := range map[string]objects{"kustomize": authorized, "Helm": all[len(all)-2]} {
+		var b rbacv1.ClusterRoleBinding
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.get(t, "ClusterRoleBinding slipstream-auth-delegator").Object, &b); err != nil {
+			t.Fatal(err)
+		}
+		if subject := (rbacv1.Subject{Kind: "ServiceAccount", Name: "slipstream", Namespace: "kube-system"}); b.RoleRef.Name != "system:auth-delegator" || !slices.Equal(b.Subjects, []rbacv1.Subject{subject}) {
+			t.Errorf("%s binds %v to %v", what, b.RoleRef, b.Subjects)
+		}
+	}
+	var d appsv1.DaemonSet
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(authorized.get(t, "DaemonSet slipstream").Object, &d); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.ContainsFunc(d.Spec.Template.Spec.Containers[0].VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == "tls" }) {
+		t.Error("the component mounts no certificate")
 	}
 	resources, capabilities := map[string]bool{}, map[string]bool{}
 	for i, o := range all {
