@@ -53,6 +53,7 @@ type site struct {
 	servers []*lab.Pod
 	dir     string
 	log     logBuffer
+	proxy   *lab.Process // of TestAlertsOfSickProxies
 }
 
 // logBuffer collects the output of processes.

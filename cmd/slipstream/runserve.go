@@ -203,6 +203,14 @@ func (s *app) openSockets(ctx context.Context) (err error) {
 		}
 		return nil
 	}
+	s.metrics.OnSockets(func() (attached bool, connections uint64, namespaces int, err error) {
+		if s.sockets != nil { // else none is attached, and the alert says so
+			var stats socket.Stats
+			stats, err = s.sockets.Stats()
+			attached, connections, namespaces = stats.Attached, stats.Connections, stats.Namespaces
+		}
+		return attached, connections, namespaces, err
+	})
 	if s.sockets, err = socket.New(socket.Options{Selected: s.desired.DirectPod != nil}); err != nil {
 		s.sockets = nil
 		err = errors.Join(err, socket.Remove(0)) // of an earlier run
@@ -211,10 +219,6 @@ func (s *app) openSockets(ctx context.Context) (err error) {
 	}
 	s.onClose(s.sockets.Close)
 	s.onStop(inBackground(ctx, s.sockets.Run))
-	s.metrics.OnSockets(func() (bool, uint64, int, error) {
-		stats, err := s.sockets.Stats()
-		return stats.Attached, stats.Connections, stats.Namespaces, err
-	})
 	stats, _ := s.sockets.Stats()
 	s.log.Info("Connecting sockets straight to endpoints", "cgroup", stats.CGroup)
 	return nil
