@@ -496,7 +496,7 @@ func (s *app) serveHTTP(ctx context.Context, p *proxy.Proxy) error {
 		Flags:          s.flags,
 		Metrics:        s.metrics,
 		Proxy:          p,
-		Problems:       s.view.Brief,
+		Problems:       func(ctx context.Context) (any, error) { return s.view.Health(ctx) },
 		PageAddress:    s.config.Slipstream.UIBindAddress,
 		Page:           page.Handler(&s.view),
 		Events:         s.events,

@@ -62,9 +62,9 @@ func (s *app) serveView(ctx context.Context, p *proxy.Proxy) (stop func()) {
 			return all
 		}
 	}
-	s.metrics.OnHealth(see.Reasons, func() (map[string]bool, int, int, error) {
-		problems, conntrack, err := v.Health(ctx)
-		return problems, conntrack.Entries, conntrack.Limit, err
+	s.metrics.OnHealth(see.Reasons, func() ([]string, int, int, error) {
+		h, err := v.Health(ctx)
+		return h.Problems, h.Conntrack.Entries, h.Conntrack.Limit, err
 	})
 	if s.config.Slipstream.ServiceMetrics {
 		s.metrics.OnTraffic(func() (map[types.NamespacedName]metrics.Traffic, error) { return trafficOf(ctx, v) })

@@ -85,6 +85,11 @@ func testLateRule(t *testing.T, engine Engine) {
 					w.fast(elsewhere)
 				}
 				w.check(w.Check(t.Context()))
+				w.until("Verify finds no difference", func() bool { // the rules may just be read again
+					_, faults, err := Verify(t.Context(), w.config, &w.state.Full().Change)
+					w.check(err)
+					return len(faults) == 0
+				})
 				w.nft("delete table inet late")
 				if !r.ends {
 					w.fast(to)

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -115,14 +116,14 @@ func (m *Metrics) OnAPI(heard func() time.Time) {
 }
 
 // OnHealth serves what is wrong with the proxy now, by one of some reasons, and how full conntrack's table is.
-func (m *Metrics) OnHealth(reasons []string, read func() (problems map[string]bool, entries, limit int, err error)) {
+func (m *Metrics) OnHealth(reasons []string, read func() (problems []string, entries, limit int, err error)) {
 	m.registry.MustRegister(onScrape(func(s scrape) error {
 		problems, n, most, err := read()
 		if err != nil {
 			return err
 		}
 		for _, reason := range reasons {
-			s.gauge("slipstream_problem", "1 for each reason why the proxy is not well, and 0 for the others.", oneIf(problems[reason]), "reason", reason)
+			s.gauge("slipstream_problem", "1 for each reason why the proxy is not well, and 0 for the others.", oneIf(slices.Contains(problems, reason)), "reason", reason)
 		}
 		s.gauge("slipstream_conntrack_entries", "Connections in the kernel's table.", float64(n))
 		s.gauge("slipstream_conntrack_entries_max", "Most connections that the kernel's table takes.", float64(most))

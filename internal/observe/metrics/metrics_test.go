@@ -36,7 +36,7 @@ func complete(mode string) *Metrics {
 	m.OnBuild("v1.2.3")
 	m.OnVerify()
 	m.OnAPI(func() time.Time { return time.Time{} })
-	m.OnHealth([]string{"Hangs"}, func() (map[string]bool, int, int, error) { return nil, 0, 0, nil })
+	m.OnHealth([]string{"Hangs"}, func() ([]string, int, int, error) { return nil, 0, 0, nil })
 	m.OnSockets(func() (bool, uint64, int, error) { return false, 0, 0, nil })
 	m.OnFastPath(func() (FastPath, error) { return FastPath{Supported: true}, nil })
 	m.OnFlows(func() (map[types.NamespacedName]int, error) { return map[types.NamespacedName]int{{}: 1}, nil })

@@ -90,42 +90,30 @@ var Reasons = []string{
 	"APIServer", "FeatureMissing", "Hangs", "NotSynced", "Refused", "Waiting", "Late", "CannotVerify", "TableFull", "Sockets", "FastPath",
 }
 
-// Health returns which of Reasons apply, and how full conntrack's table is. It waits less than a scrape does.
-func (v *View) Health(ctx context.Context) (problems map[string]bool, conntrack TableUsage, err error) {
+// Health is what the operator of many nodes wants to know of each.
+type Health struct {
+	Node      string     `json:"node"`
+	Problems  []string   `json:"problems"` // those of Reasons that apply
+	Unserved  int        `json:"servicesWithoutEndpoints"`
+	Conntrack TableUsage `json:"-"`
+}
+
+// Health waits less than a scrape does.
+func (v *View) Health(ctx context.Context) (h Health, err error) {
 	s, err := v.status(ctx, loopPatience/4)
 	if err != nil {
-		return nil, conntrack, err
+		return h, err
 	}
-	problems = map[string]bool{}
+	h = Health{Node: v.Node, Problems: []string{}, Unserved: s.Unserved}
 	for _, p := range s.Problems {
-		problems[p.Reason] = true
+		h.Problems = append(h.Problems, p.Reason)
 	}
 	for _, t := range s.Tables {
 		if t.Name == conntrackTable {
-			conntrack = t
+			h.Conntrack = t
 		}
 	}
-	return problems, conntrack, nil
-}
-
-// Brief is what the operator of many nodes wants to know of each.
-type Brief struct {
-	Node     string   `json:"node"`
-	Problems []string `json:"problems"` // those of Reasons that apply
-	Unserved int      `json:"servicesWithoutEndpoints"`
-}
-
-// Brief answers as Health does.
-func (v *View) Brief(ctx context.Context) (any, error) {
-	s, err := v.status(ctx, loopPatience/4)
-	if err != nil {
-		return nil, err
-	}
-	b := Brief{v.Node, []string{}, s.Unserved}
-	for _, p := range s.Problems {
-		b.Problems = append(b.Problems, p.Reason)
-	}
-	return b, nil
+	return h, nil
 }
 
 // Status returns the current status. If the proxy's loop does not answer, that is a problem in it.
