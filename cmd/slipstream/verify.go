@@ -17,6 +17,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/node/netif"
 	"github.com/slipstream-proxy/slipstream/internal/node/sysctl"
 	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
+	"github.com/slipstream-proxy/slipstream/internal/plain"
 	"github.com/slipstream-proxy/slipstream/internal/proxy"
 	"github.com/slipstream-proxy/slipstream/internal/socket"
 	"github.com/slipstream-proxy/slipstream/internal/source"
@@ -72,7 +73,7 @@ differences.`,
 				fmt.Fprintln(cmd.OutOrStdout(), line)
 			}
 			if len(lines) > 0 {
-				fmt.Fprintf(cmd.OutOrStdout(), "%s: %d differences\n", what, len(lines))
+				fmt.Fprintf(cmd.OutOrStdout(), "%s: %s\n", what, plain.Number(len(lines), "difference"))
 				return errChanges
 			}
 			fmt.Fprintf(cmd.OutOrStdout(), "%s: the same\n", what)
@@ -130,7 +131,7 @@ func verify(ctx context.Context, c *config.Config, master string) (what string, 
 		for _, f := range faults {
 			found = append(found, "+ fault: "+f)
 		}
-		what = fmt.Sprintf("%d frontends, %d endpoints, %d rules, %s", v.Frontends, v.Endpoints, v.Rules, beside)
+		what = fmt.Sprintf("%s, %s, %s, %s", plain.Number(v.Frontends, "frontend"), plain.Number(v.Endpoints, "endpoint"), plain.Number(v.Rules, "rule"), beside)
 		unserved, err := loopback.Unserved(full.Relays)
 		if err != nil {
 			return nil, err
@@ -170,7 +171,7 @@ func verifyBeside(ctx context.Context, c *config.Config, want desired.Config, fu
 			faults = append(faults, "net.ipv4.conf.all.route_localnet is not 1, so NodePorts do not answer on loopback addresses")
 		}
 	}
-	return fmt.Sprintf("%d rules of the fast path, %d frontends of sockets, %d kernel parameters", rules, frontends, parameters), faults, nil
+	return fmt.Sprintf("%s of the fast path, %s of sockets, %s", plain.Number(rules, "rule"), plain.Number(frontends, "frontend"), plain.Number(parameters, "kernel parameter")), faults, nil
 }
 
 // agreed returns the differences that all of some comparisons have found. While Services keep changing,

@@ -443,6 +443,9 @@ func (b *Dataplane) limitFaults(f int, full *desired.Change) (rules int, faults 
 	if t == nil {
 		return 0, []string{"connections are not limited"}, nil
 	}
+	if len(want) == 0 {
+		return len(t.Rules), []string{"the table does not belong there, as no Service has limits"}, nil
+	}
 	// The numbers of places depend on the order in which they came.
 	numbers, most := map[place]uint32{}, uint32(0)
 	for _, set := range []*nfnl.Set{l.addressSets[0].sticky, l.nodePortSets[0].sticky} {

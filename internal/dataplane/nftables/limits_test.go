@@ -530,6 +530,9 @@ func TestVerifyLimits(t *testing.T) {
 				t.Errorf("error %v, no %q in\n%s", err, c.want, v)
 			}
 			surplus := strings.HasPrefix(c.damage, "add set") || strings.HasPrefix(c.damage, "add element") // only verification finds it
+			if v, err := dataplane.Look(t.Context(), reader, &desired.New(desired.Config{}).Full().Change); c.damage == "" && (err != nil || !strings.Contains(v.String(), "no Service has limits")) {
+				t.Errorf("without limits: error %v\n%s", err, v)
+			}
 			if err := k.Check(t.Context()); (err == nil) != (c.damage == "" || surplus) {
 				t.Errorf("Check: %v", err)
 			}
