@@ -491,6 +491,9 @@ func (d *demo) cleanup() error {
 func demoBinary(t *testing.T) string {
 	t.Helper()
 	kerneltest.Require(t, kerneltest.NFTables)
+	if onUML() {
+		t.Skip("slow: it is compiled, and shown on the machine's own kernel")
+	}
 	if *slipstream != "" {
 		binary, err := filepath.Abs(*slipstream)
 		if err != nil {

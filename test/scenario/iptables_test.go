@@ -4,6 +4,7 @@ package scenario
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"testing"
 
@@ -21,22 +22,24 @@ func newIPTables(v iptables.Variant) Mode {
 // onlyHere skips, on User Mode Linux, stories that the machine's own kernel can run:
 // commands take several times as long there, and each story runs hundreds.
 func onlyHere(story string) string {
-	if strings.HasSuffix(kerneltest.Kernel(), " uml") && !strings.Contains(story, "sctp") {
+	if onUML() && !strings.Contains(story, "sctp") {
 		return "slow: what runs commands is tested on the machine's own kernel"
 	}
 	return ""
 }
 
-// onlyOldest does so but for the oldest kernel of the tests, which has much that newer
-// ones do otherwise.
-func onlyOldest(story string) string {
-	if onOldest() {
-		return ""
+// onlyBasic skips stories that are not basic ones.
+func onlyBasic(story string) string {
+	if !slices.Contains(basic, story) {
+		return "slow: runs on another kernel"
 	}
-	return onlyHere(story)
+	return ""
 }
 
+// onOldest reports whether this is the oldest kernel of the tests, which has much that newer ones do otherwise.
 func onOldest() bool { return strings.HasPrefix(kerneltest.Kernel(), "6.1.") }
+
+func onUML() bool { return strings.HasSuffix(kerneltest.Kernel(), " uml") }
 
 // TestIPTablesLegacy runs every story in iptables mode, over x_tables.
 func TestIPTablesLegacy(t *testing.T) {
@@ -45,10 +48,15 @@ func TestIPTablesLegacy(t *testing.T) {
 }
 
 // TestIPTablesNFT runs every story in iptables mode with iptables-nft, which is Debian's
-// default.
+// default, and the basic ones on the oldest kernel of the tests.
 func TestIPTablesNFT(t *testing.T) {
 	kerneltest.Require(t, kerneltest.IPTablesNFT, kerneltest.IPSet)
-	Run(t, "iptables", newIPTables(iptables.NFT), onlyOldest)
+	Run(t, "iptables", newIPTables(iptables.NFT), func(story string) string {
+		if why := onlyBasic(story); !onOldest() || why != "" {
+			return onlyHere(story)
+		}
+		return ""
+	})
 }
 
 // TestIPTablesLegacySpread makes sure that backends share the load, in iptables mode.

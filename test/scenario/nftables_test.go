@@ -4,7 +4,6 @@ package scenario
 
 import (
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
@@ -15,17 +14,23 @@ import (
 
 func newNFTables(c dataplane.Config) (dataplane.Dataplane, error) { return nftables.New(c) }
 
-// TestNFTables runs every story in nftables mode.
+// TestNFTables runs every story in nftables mode on the machine's own kernel and on the oldest of the tests, and the
+// basic ones between them.
 func TestNFTables(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTables)
-	Run(t, "nftables", newNFTables, nil)
+	Run(t, "nftables", newNFTables, func(story string) string {
+		if onUML() && !onOldest() {
+			return onlyBasic(story)
+		}
+		return ""
+	})
 }
 
 // TestNFTablesAlgorithms runs stories about which endpoints there are to choose from with other
 // algorithms than a random choice.
 func TestNFTablesAlgorithms(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTables)
-	if strings.HasSuffix(kerneltest.Kernel(), " uml") {
+	if onUML() {
 		t.Skip("slow: package nftables tests the algorithms on these kernels")
 	}
 	for _, algorithm := range []desired.Algorithm{desired.RoundRobin, desired.MaglevPort} {
@@ -43,5 +48,8 @@ func TestNFTablesAlgorithms(t *testing.T) {
 // TestNFTablesSpread makes sure that backends share the load, in nftables mode.
 func TestNFTablesSpread(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTables)
+	if onUML() && !onOldest() {
+		t.Skip("slow: runs on the machine's own kernel and on an older one")
+	}
 	RunSpread(t, newNFTables)
 }

@@ -5,4 +5,9 @@ package scenario
 import "testing"
 
 // TestDesired runs every story without a kernel.
-func TestDesired(t *testing.T) { Run(t, "", nil, nil) }
+func TestDesired(t *testing.T) {
+	if onUML() {
+		t.Skip("needs no kernel")
+	}
+	Run(t, "", nil, nil)
+}

@@ -34,8 +34,9 @@ func lacks(mode, name string) bool {
 	return mode == "iptables" && name == "nodeport-loopback" || mode != "" && mode != "nftables" && strings.HasPrefix(name, "port-ranges")
 }
 
-// aboutTable has the stories about what the table of IPVS mode does.
-var aboutTable = []string{
+// basic has the stories that use every part of a mode's tables. Where a mode runs on several kernels, one of the
+// User Mode Linux kernels, which are slow, has these alone.
+var basic = []string{
 	"both-policies", "clusterip", "external-ips", "external-traffic-policy", "hairpin", "host-network",
 	"internal-traffic-policy", "load-balancer", "masquerade-cluster-cidr", "nodeport", "not-ready", "restart",
 	"service-cidr", "source-ranges", "source-ranges-node", "udp-flows",
