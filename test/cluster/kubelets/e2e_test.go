@@ -3,11 +3,13 @@
 package kubelets
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -74,6 +76,9 @@ func TestE2E(t *testing.T) {
 		t.Skip("make e2e runs this, as it takes long")
 	}
 	list := skipList(t)
+	// An interrupt ends the test, not the process, so that the clusters are cleaned up.
+	ctx, stop := signal.NotifyContext(t.Context(), os.Interrupt, unix.SIGTERM)
+	defer stop()
 	for _, kind := range kinds(strings.Split(*proxyFlag, ","), strings.Split(*modeFlag, ",")) {
 		t.Run(string(kind), func(t *testing.T) {
 			var skip []string
@@ -82,8 +87,8 @@ func TestE2E(t *testing.T) {
 					skip = append(skip, regexp.QuoteMeta(u.Spec))
 				}
 			}
-			c := start(t, kind)
-			r := c.specs(t, strings.Join(skip, "|"))
+			c := start(ctx, t, kind)
+			r := c.specs(ctx, t, strings.Join(skip, "|"))
 			for spec, o := range r.Specs {
 				switch {
 				case o.State == "passed" || o.State == "skipped":
@@ -122,7 +127,7 @@ func kinds(names, modes []string) (all []proxies.Kind) {
 }
 
 // start starts a cluster with a proxy, and returns when pods have connected to Services.
-func start(t *testing.T, kind proxies.Kind) *Cluster {
+func start(ctx context.Context, t *testing.T, kind proxies.Kind) *Cluster {
 	dir := t.TempDir()
 	if *keepLogs != "" {
 		dir = filepath.Join(*keepLogs, string(kind))
@@ -130,7 +135,7 @@ func start(t *testing.T, kind proxies.Kind) *Cluster {
 			t.Fatal(err)
 		}
 	}
-	c, err := Start(t.Context(), Options{Dir: dir, Nodes: 2, Log: t.Logf})
+	c, err := Start(ctx, Options{Dir: dir, Nodes: 2, Log: t.Logf})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -145,19 +150,25 @@ func start(t *testing.T, kind proxies.Kind) *Cluster {
 	binary := ""
 	if kind.IsSlipstream() {
 		if binary = *program; binary == "" {
-			binary, err = proxies.BuildSlipstream(t.Context(), dir)
+			binary, err = proxies.BuildSlipstream(ctx, dir)
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
 	for _, n := range c.Nodes {
-		access, err := c.Plane.NewAccess(t.Context(), dir, "proxy-"+n.Name())
+		access, err := c.Plane.NewAccess(ctx, dir, "proxy-"+n.Name())
 		if err != nil {
 			t.Fatal(err)
 		}
 		options := proxies.Options{Dir: dir, Binary: binary, Kubeconfig: access.Kubeconfig, ClusterCIDRs: site.ClusterCIDRs, Log: t.Logf}
-		if _, err := proxies.Start(t.Context(), kind, n.Node.Node, options); err != nil {
+		if kind.Mode() == "nftables" { // other modes serve NodePorts on loopback addresses by default
+			options.Configure = func(config map[string]any) {
+				config["featureGates"] = map[string]bool{"KubeProxyNFTablesLocalhostNodePorts": true}
+				config["nodePortAddresses"] = []string{"primary", "localhost"}
+			}
+		}
+		if _, err := proxies.Start(ctx, kind, n.Node.Node, options); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -169,8 +180,8 @@ func start(t *testing.T, kind proxies.Kind) *Cluster {
 			"sh", "-c", "curl -sk --retry 60 --retry-all-errors https://kubernetes.default.svc.cluster.local/version"},
 		{"wait", "--for=jsonpath={.status.phase}=Succeeded", "pod/client", within},
 	} {
-		if _, err := c.Kubectl(t.Context(), args...); err != nil {
-			all, _ := c.Kubectl(t.Context(), "describe", "pods", "-A")
+		if _, err := c.Kubectl(ctx, args...); err != nil {
+			all, _ := c.Kubectl(ctx, "describe", "pods", "-A")
 			t.Fatalf("%v\n%s", err, all)
 		}
 	}
@@ -178,17 +189,17 @@ func start(t *testing.T, kind proxies.Kind) *Cluster {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if said, err := c.Kubectl(t.Context(), "logs", "client"); err != nil || !strings.Contains(said, version.GitVersion) {
+	if said, err := c.Kubectl(ctx, "logs", "client"); err != nil || !strings.Contains(said, version.GitVersion) {
 		t.Fatalf("a pod asked the Service kubernetes for its version: %q, %v", said, err)
 	}
-	if _, err := c.Kubectl(t.Context(), "delete", "pod", "client"); err != nil {
+	if _, err := c.Kubectl(ctx, "delete", "pod", "client"); err != nil {
 		t.Fatal(err)
 	}
 	return c
 }
 
 // specs runs the specs, those that skip matches excepted, and returns what each has done.
-func (c *Cluster) specs(t *testing.T, skip string) run {
+func (c *Cluster) specs(ctx context.Context, t *testing.T, skip string) run {
 	t.Helper()
 	begin := time.Now()
 	var uts unix.Utsname
@@ -199,7 +210,7 @@ func (c *Cluster) specs(t *testing.T, skip string) run {
 	var paths [2]string
 	for i, name := range []string{"ginkgo", "e2e.test"} {
 		var err error
-		if paths[i], err = upstream.Nodes.Binary(t.Context(), name, t.Logf); err != nil {
+		if paths[i], err = upstream.Nodes.Binary(ctx, name, t.Logf); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -215,7 +226,8 @@ func (c *Cluster) specs(t *testing.T, skip string) run {
 	}
 	select {
 	case <-p.Done():
-	case <-t.Context().Done():
+	case <-ctx.Done():
+		t.Fatal(ctx.Err())
 	}
 	text, err := os.ReadFile(report)
 	var reports []struct {

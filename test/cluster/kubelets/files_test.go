@@ -35,15 +35,17 @@ func (c *Cluster) images(ctx context.Context, log upstream.Log) (path, coredns s
 		names = append(names, image.GetE2EImage())
 	}
 	slices.Sort(names)
-	agnhost, regression := c.Programs["agnhost"], c.Programs["regression-issue-74839"]
-	path = filepath.Join(filepath.Dir(agnhost), fmt.Sprintf("images-%.6x.tar", sha256.Sum256(append(text, strings.Join(names, " ")...))))
+	programs := []string{c.Programs["agnhost"], c.Programs["regression-issue-74839"], c.Programs["coredns"]}
+	// The programs' paths tell apart what they were built of.
+	content := append(text, strings.Join(append(programs, names...), " ")...)
+	path = filepath.Join(filepath.Dir(programs[0]), fmt.Sprintf("images-%.6x.tar", sha256.Sum256(content)))
 	if _, err := os.Stat(path); err == nil {
 		return path, coredns, nil
 	}
 	if log != nil {
 		log("making images of Debian's packages, once, into %s", path)
 	}
-	cmd := exec.CommandContext(ctx, "bash", script, path, agnhost, regression, c.Programs["coredns"])
+	cmd := exec.CommandContext(ctx, "bash", append([]string{script, path}, programs...)...)
 	cmd.Stdin = strings.NewReader(strings.Join(names, "\n") + "\n")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", "", fmt.Errorf("images.sh: %w: %s", err, out)
