@@ -206,23 +206,23 @@ func (c *Config) takesExternal(ip netip.Addr) bool {
 	return len(c.ExternalIPs) == 0 || slices.ContainsFunc(c.ExternalIPs, func(p netip.Prefix) bool { return p.Contains(ip) })
 }
 
-// affinitySteps are the timeouts of session affinity, in seconds. They are few, because each
-// costs rules in nftables mode. They have the API's default and its maximum.
-var affinitySteps = [...]uint32{
-	1, 2, 3, 4, 6, 10, 15, 20, 30, 45,
-	60, 90, 120, 180, 240, 300, 450, 600, 900, 1200, 1800, 2700,
-	3600, 5400, 7200, 10800, 14400, 21600, 28800, 43200, 64800, 86400,
-}
+// affinitySteps are the steps of timeouts of session affinity, in seconds. There are at most 250 timeouts, because each
+// costs rules in nftables mode.
+var affinitySteps = [...]struct{ upTo, step uint32 }{{60, 1}, {300, 5}, {1800, 30}, {18000, 300}, {86400, 1800}}
 
-// affinitySeconds returns the timeout of session affinity, by default the API's, rounded up to one
-// of affinitySteps.
+// affinitySeconds returns the timeout of session affinity, by default the API's, rounded up to the next step.
 func affinitySeconds(in *corev1.Service) uint32 {
 	c := in.Spec.SessionAffinityConfig
 	if c == nil || c.ClientIP == nil || c.ClientIP.TimeoutSeconds == nil || *c.ClientIP.TimeoutSeconds <= 0 {
 		return uint32(corev1.DefaultClientIPServiceAffinitySeconds)
 	}
-	i, _ := slices.BinarySearch(affinitySteps[:], uint32(*c.ClientIP.TimeoutSeconds))
-	return affinitySteps[min(i, len(affinitySteps)-1)]
+	seconds := uint32(*c.ClientIP.TimeoutSeconds)
+	for _, s := range affinitySteps {
+		if seconds <= s.upTo {
+			return (seconds + s.step - 1) / s.step * s.step
+		}
+	}
+	return 86400 // the API does not have more
 }
 
 func (s *State) serviceProblem(in *corev1.Service, field, reason string) {

@@ -458,7 +458,7 @@ func TestTimeoutsAreForgotten(t *testing.T) {
 		s.SetService(&corev1.Service{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
 			Spec: corev1.ServiceSpec{
-				ClusterIPs:            []string{fmt.Sprintf("10.96.50.%d", ip), fmt.Sprintf("fd00:96::50:%d", ip)},
+				ClusterIPs:            []string{fmt.Sprintf("10.96.%d.%d", 50+ip/250, ip%250), fmt.Sprintf("fd00:96::50:%d", ip)},
 				Ports:                 []corev1.ServicePort{{Port: 80}},
 				SessionAffinity:       corev1.ServiceAffinityClientIP,
 				SessionAffinityConfig: &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr.To(int32(seconds))}},
@@ -477,12 +477,12 @@ func TestTimeoutsAreForgotten(t *testing.T) {
 	expect("one deleted", 1)
 	s.DeleteService("default", "another")
 	expect("both deleted", 0)
-	const services = 100
+	const services = 400
 	for i := range services {
-		set(fmt.Sprint("many-", i), 3+i, 1+i*i*8)
+		set(fmt.Sprint("many-", i), 3+i, 1+i*i/2)
 	}
 	dataplanetest.Apply(t, k.Dataplane, s)
-	if c, _ := sizes(); c-chains > 32*len(schemas) {
+	if c, _ := sizes(); c-chains > 250*len(schemas) {
 		t.Errorf("%d more chains for %d timeouts", c-chains, services)
 	}
 	for i := range services {

@@ -227,7 +227,7 @@ func (c *Cluster) specs(ctx context.Context, t *testing.T, skip string) run {
 	select {
 	case <-p.Done():
 	case <-ctx.Done():
-		t.Fatal(ctx.Err())
+		t.Fatal(context.Cause(ctx))
 	}
 	text, err := os.ReadFile(report)
 	var reports []struct {

@@ -55,6 +55,7 @@ func (n *Node) Register(ctx context.Context) error {
 		object.Status.Addresses = append(object.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a.String()})
 	}
 	object.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
+	object.ResourceVersion = "" // kube-controller-manager, if there is one, has changed it
 	_, err = nodes.UpdateStatus(ctx, object, metav1.UpdateOptions{})
 	return err
 }
