@@ -125,13 +125,28 @@ func levelWeights(l Loads, p Protocol, weights, former map[Backend]uint64) {
 			unit = 1
 		}
 	}
+	var durations, perWeight []float64
+	for i, b := range backends {
+		if w := float64(weights[b]); w > 0 {
+			durations, perWeight = append(durations, loads[i].duration(&sum)), append(perWeight, float64(loads[i].Open)/w)
+		}
+	}
+	usual, usualOpen := median(durations), median(perWeight)
 	all := make([]candidate, len(backends))
 	for i, b := range backends {
-		c, l := loads[i].candidate(float64(weights[b]), &sum), &loads[i]
+		l, w := &loads[i], float64(weights[b])
+		// One that is quicker than most may be answering with errors. It gets no more for that: its connections are taken to
+		// be as long and, the quicker it is the more, as many as those of most.
+		duration, open := l.duration(&sum), float64(l.Open)
+		if duration < usual {
+			open += max(0, usualOpen*w-open) * (1 - duration/usual)
+			duration = usual
+		}
+		c := candidateOf(w, open, duration)
 		// One whose connections fail has few that are open. It is taken to be as loaded as all together,
 		// for its weight, so that failures that all have alike change nothing.
 		failing := l.Failed / (l.Failed + l.Ended + float64(l.Open) + 1)
-		c.open += failing * float64(sum.Open*len(backends)) * float64(weights[b]) / max(total, 1)
+		c.open += failing * float64(sum.Open*len(backends)) * w / max(total, 1)
 		c.weight *= max(1-failing, 1.0/levelSteps)
 		all[i] = c
 	}
@@ -174,19 +189,36 @@ func (l Load) plausible() Load {
 	return Load{min(max(l.Open, 0), 1e9), limit(l.Begun), limit(l.Ended), limit(l.Failed), limit(l.Held)}
 }
 
-// candidate returns a backend with a weight for [level]. If its connections take a time t on
-// average, a share of exp(-period/t) of those that are open is still open after a period. Of
-// those that begin during the period, the share that is open at its end follows. So a backend
-// gets its weight divided by that share.
-func (l *Load) candidate(weight float64, pool *Load) candidate {
+// duration returns how long the connections of a backend are open on average, in seconds; 0 if even its pool knows nothing.
+func (l *Load) duration(pool *Load) float64 {
 	if pool.Ended < leastConnections || pool.Held == 0 {
-		return candidate{float64(l.Open), weight, weight}
+		return 0
 	}
 	average := pool.Held / pool.Ended
 	t := (l.Held + usualSeconds + usualConnections*average) / (l.Ended + usualSeconds/average + usualConnections)
-	periods := LoadPeriod.Seconds() / min(max(t, 1e-3), 1e5)
+	return min(max(t, 1e-3), 1e5)
+}
+
+// median returns the lower median, and sorts; 0 of nothing.
+func median(all []float64) float64 {
+	if len(all) == 0 {
+		return 0
+	}
+	slices.Sort(all)
+	return all[(len(all)-1)/2]
+}
+
+// candidateOf returns a backend with a weight for [level]. If its connections take a time t (duration) on
+// average, a share of exp(-period/t) of those that are open is still open after a period. Of
+// those that begin during the period, the share that is open at its end follows. So a backend
+// gets its weight divided by that share.
+func candidateOf(weight, open, duration float64) candidate {
+	if duration == 0 {
+		return candidate{open, weight, weight}
+	}
+	periods := LoadPeriod.Seconds() / duration
 	stay := -math.Expm1(-periods) / periods
-	return candidate{float64(l.Open) * math.Exp(-periods) / stay, weight / stay, weight}
+	return candidate{open * math.Exp(-periods) / stay, weight / stay, weight}
 }
 
 // levelSteps is the greatest result of level, less with many backends (mostSteps). There are few

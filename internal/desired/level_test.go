@@ -396,3 +396,117 @@ func TestTableForEachBackend(t *testing.T) {
 		}
 	}
 }
+
+// server says what becomes of a connection to a backend: it is open for a time, or for ever, and served or not.
+type server struct {
+	updates int // for which a connection is open; 0 if it ends before the next one
+	served  bool
+}
+
+// TestShares draws backends by the weights of many updates. No backend gets more than twice its configured share, and none
+// less than a tenth of what another one gets. One that refuses, resets or does not answer gets less than its share, one
+// that answers with errors at once hardly more.
+func TestShares(t *testing.T) {
+	const updates, warm = 1500, 200
+	good := server{2, true}
+	short := server{0, true}
+	refuses, blackHole := server{0, false}, server{40, false}
+	for _, c := range []struct {
+		name     string
+		shares   []uint64
+		servers  []server
+		arrivals int     // for each update
+		most     float64 // times of its share that the first backend gets, with some for chance; 0 for what all may get
+	}{
+		{"alike", []uint64{1, 1, 1, 1, 1, 1, 1}, []server{good, good, good, good, good, good, good}, 20, 0},
+		{"alike, weights", []uint64{1, 2, 3, 4, 5, 6, 7}, []server{good, good, good, good, good, good, good}, 20, 0},
+		{"one is quick", []uint64{1, 1, 1, 1, 1, 1, 1}, []server{short, good, good, good, good, good, good}, 20, 1.3},
+		{"one is quick, weights", []uint64{3, 1, 2, 4, 1, 2, 3}, []server{short, good, good, good, good, good, good}, 20, 1.3},
+		{"one is quick, few connections", []uint64{1, 1, 1, 1, 1, 1, 1}, []server{short, good, good, good, good, good, good}, 2, 1.3},
+		{"one is quick, all are short", []uint64{1, 1, 1}, []server{{-1, true}, short, short}, 20, 1.3},
+		{"one is slow", []uint64{1, 1, 1, 1, 1, 1, 1}, []server{{40, true}, good, good, good, good, good, good}, 20, 0.5},
+		{"one refuses", []uint64{1, 1, 1, 1, 1, 1, 1}, []server{refuses, good, good, good, good, good, good}, 20, 0.4},
+		{"one refuses, weights", []uint64{7, 1, 2, 4, 1, 2, 3}, []server{refuses, good, good, good, good, good, good}, 20, 0.4},
+		{"one refuses, few connections", []uint64{1, 1, 1}, []server{refuses, good, good}, 2, 0.4},
+		{"one refuses, long connections", []uint64{1, 1, 1}, []server{refuses, {100, true}, {100, true}}, 20, 0.4},
+		{"one is quick, long connections", []uint64{1, 1, 1}, []server{short, {100, true}, {100, true}}, 20, 1.6},
+		{"one is a black hole", []uint64{1, 1, 1, 1, 1, 1, 1}, []server{blackHole, good, good, good, good, good, good}, 20, 0.4},
+		{"all refuse", []uint64{1, 1, 2}, []server{refuses, refuses, refuses}, 20, 0},
+		{"two of two differ", []uint64{1, 1}, []server{refuses, good}, 20, 0.4},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			random := rand.New(rand.NewPCG(1, 2))
+			n := newTown(1, len(c.shares), nil).nodes[0]
+			ends := make([]map[int]int, len(c.shares)) // by backend: how many connections end in an update
+			for i := range ends {
+				ends[i] = map[int]int{}
+			}
+			total := uint64(0)
+			for i, b := range n.backends {
+				total += c.shares[i]
+				n.weights[b] = c.shares[i] * DefaultWeight
+			}
+			got := make([]int, len(c.shares))
+			for update := range updates {
+				keep := math.Exp(-LoadPeriod.Seconds() / LoadMemory.Seconds())
+				for i, b := range n.backends {
+					l, end := n.loads[b], ends[i][update]
+					delete(ends[i], update)
+					l.Open -= end
+					l.Begun, l.Ended, l.Failed = l.Begun*keep, l.Ended*keep, l.Failed*keep
+					l.Held = l.Held*keep + LoadPeriod.Seconds()*float64(l.Open)
+					if c.servers[i].served {
+						l.Ended += float64(end)
+					} else {
+						l.Failed += float64(end)
+						l.Held = max(0, l.Held-float64(end*c.servers[i].updates)*LoadPeriod.Seconds())
+					}
+				}
+				former := maps.Clone(n.weights)
+				sum := uint64(0)
+				for i, b := range n.backends {
+					n.weights[b] = c.shares[i] * DefaultWeight
+				}
+				levelWeights(n, TCP, n.weights, former)
+				for i, b := range n.backends {
+					sum += n.weights[b]
+					for j, other := range n.backends {
+						if n.weights[b]*c.shares[j]*10 < n.weights[other]*c.shares[i] {
+							t.Fatalf("update %d: weights %v: below the floor", update, n.weights)
+						}
+					}
+				}
+				for i, b := range n.backends {
+					if n.weights[b]*total > 2*c.shares[i]*sum {
+						t.Fatalf("update %d: weights %v: more than twice the share", update, n.weights)
+					}
+				}
+				for range c.arrivals {
+					draw, i := random.Uint64N(sum), 0
+					for ; draw >= n.weights[n.backends[i]]; i++ {
+						draw -= n.weights[n.backends[i]]
+					}
+					if update >= warm {
+						got[i]++
+					}
+					l := n.loads[n.backends[i]]
+					l.Begun++
+					switch s := c.servers[i]; {
+					case s.updates > 0:
+						l.Open++
+						ends[i][update+s.updates]++
+					case s.served:
+						l.Ended++
+						l.Held += 0.02 * float64(1+s.updates) // seconds
+					default:
+						l.Failed++
+					}
+				}
+			}
+			share := float64(c.shares[0]) / float64(total) * float64((updates-warm)*c.arrivals)
+			if got := float64(got[0]); c.most > 0 && got > c.most*share || got < share/20 {
+				t.Errorf("the first backend gets %.2f times its share, want %v at most", got/share, c.most)
+			}
+		})
+	}
+}

@@ -4,8 +4,14 @@ package proxy
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"math"
 	"net"
 	"net/netip"
+	"os"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -19,7 +25,10 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/source"
 	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/utils/ptr"
 )
 
 // crossing is a street with a proxy.
@@ -238,4 +247,157 @@ func TestLeastConnectionsReset(t *testing.T) {
 	if failed == 0 {
 		t.Error("no connection went to the backend that resets them")
 	}
+}
+
+// TestLeastConnectionsShares has seven endpoints of unequal weights, of which some refuse connections, reset them, do not answer,
+// or answer with an error at once. None gets more than twice its share, and each is tried. With UDP, some do not answer.
+func TestLeastConnectionsShares(t *testing.T) {
+	const (
+		good = iota
+		refuses
+		resets
+		silent
+		quick
+	)
+	for _, c := range []struct {
+		network string
+		kinds   []int
+	}{
+		{"tcp", []int{good, good, refuses, resets, silent, quick, good}},
+		{"udp", []int{good, good, refuses, good, silent, silent, good}},
+	} {
+		t.Run(c.network, func(t *testing.T) {
+			kerneltest.Require(t, kerneltest.NFTBinary)
+			service := annotated(desired.AnnotationScheduler, "lc", corev1.ServiceSpec{})
+			service.Spec.Ports = append(service.Spec.Ports, corev1.ServicePort{Name: "more", Port: 90, Protocol: corev1.Protocol(strings.ToUpper(c.network))})
+			x := newCrossing(t, 1, service)
+			weights, total := []uint64{3, 1, 1, 2, 1, 1, 1}, 10.0
+			for i, kind := range c.kinds {
+				port := fmt.Sprint(9000 + i)
+				slice := dataplanetest.Slice(0)
+				slice.Name, slice.Annotations = "more-"+port, map[string]string{desired.AnnotationWeight: fmt.Sprint(weights[i])}
+				slice.Ports = []discoveryv1.EndpointPort{{Name: ptr.To("more"), Protocol: &service.Spec.Ports[1].Protocol, Port: ptr.To(int32(9000 + i))}}
+				x.events <- []source.Event{{Type: source.Set, Object: slice}}
+				switch {
+				case kind == silent:
+					out, err := x.Server.Run(t.Context(), "nft", "add table inet silent; add chain inet silent in { type filter hook input priority 0; }; add rule inet silent in "+c.network+" dport "+port+" drop")
+					if err != nil {
+						t.Fatalf("%v: %s", err, out)
+					}
+				case kind == refuses:
+				case c.network == "udp":
+					answerDatagrams(t, x.Server, port)
+				default:
+					answerConnections(t, x.Server, port, kind == resets, kind == quick)
+				}
+			}
+			counts, mu := map[string]int{}, sync.Mutex{}
+			var clients sync.WaitGroup
+			const each, all, warm = 12, 120, 30
+			for range each {
+				clients.Go(func() {
+					for n := range all {
+						if got := exchange(x.Client, c.network); n >= warm {
+							mu.Lock()
+							counts[got]++
+							mu.Unlock()
+						}
+					}
+				})
+			}
+			clients.Wait()
+			t.Logf("%v", counts)
+			shares := map[string]uint64{}
+			for i, kind := range c.kinds {
+				shares[map[int]string{good: fmt.Sprint(9000 + i), quick: fmt.Sprint(9000 + i), refuses: "refused", resets: "reset", silent: "silent"}[kind]] += weights[i]
+			}
+			for what, share := range shares {
+				even := each * (all - warm) * float64(share) / total
+				// The square root is the standard deviation.
+				if n := float64(counts[what]); n > 2*even+5*math.Sqrt(2*even) || n == 0 {
+					t.Errorf("%s: %v connections, where an even share is %v", what, n, even)
+				}
+			}
+			if sum := len(counts); sum != len(shares) {
+				t.Errorf("other results: %v", counts)
+			}
+		})
+	}
+}
+
+// exchange sends a line to the second port of the Service. It returns the answer, or what happened instead.
+func exchange(from *lab.Pod, network string) string {
+	ctx, cancel := context.WithTimeout(context.Background(), 150*time.Millisecond)
+	defer cancel()
+	c, err := from.DialContext(ctx, network, "10.96.0.1:90")
+	if err == nil {
+		defer c.Close()
+		deadline, _ := ctx.Deadline()
+		_ = c.SetDeadline(deadline)
+		var answer [100]byte
+		n := 0
+		if _, err = c.Write([]byte("?")); err == nil {
+			n, err = c.Read(answer[:])
+		}
+		if err == nil {
+			return string(answer[:n])
+		}
+	}
+	switch {
+	case errors.Is(err, unix.ECONNREFUSED):
+		return "refused"
+	case errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE):
+		return "reset"
+	case errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded):
+		return "silent"
+	}
+	return err.Error()
+}
+
+// answerConnections answers with the port after some time, or at once, or resets connections.
+func answerConnections(t *testing.T, server *lab.Pod, port string, reset, quick bool) {
+	l, err := server.Listen("tcp", ":"+port)
+	check(t, err)
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				if reset {
+					_ = c.(*net.TCPConn).SetLinger(0)
+					return
+				}
+				var question [1]byte
+				_, _ = c.Read(question[:])
+				if !quick {
+					time.Sleep(50 * time.Millisecond)
+				}
+				_, _ = c.Write([]byte(port))
+			}()
+		}
+	}()
+}
+
+// answerDatagrams answers with the port.
+func answerDatagrams(t *testing.T, server *lab.Pod, port string) {
+	var c net.PacketConn
+	check(t, server.Do(func() (err error) {
+		c, err = net.ListenPacket("udp4", ":"+port)
+		return err
+	}))
+	t.Cleanup(func() { c.Close() })
+	go func() {
+		var question [100]byte
+		for {
+			_, from, err := c.ReadFrom(question[:])
+			if err != nil {
+				return
+			}
+			_, _ = c.WriteTo([]byte(port), from)
+		}
+	}()
 }
