@@ -22,14 +22,17 @@ import (
 // committed, and a check is one small request. (Notifications would cost more: with a
 // listener, the kernel also reports every element of this process's transactions.) If the
 // generation differs, another process has committed, usually to other tables. Then the
-// handles and rules of the tables are compared at once, and an element of each set is looked up. The
-// elements of all pools are looked up, spread over the next checks.
+// handles and rules of the tables are compared at once, and an element of each set is looked up. Elements
+// of all pools, and all of their slots, are looked up, spread over the next checks.
 type detector struct {
 	generation uint32 // 0 if unknown
 	tables     [len(schemas)]programmed
 
 	nextSample int // index in the list of pools
 	unchecked  int // number of pools to check after a commit by another process
+
+	nextPool, nextSlot int // the slot to look up next
+	unseen             int // number of pools of which not all slots have been looked up since
 }
 
 // programmed is a table that was programmed.
@@ -38,14 +41,14 @@ type programmed struct {
 	skeleton uint64 // hash
 }
 
-// sampleSize is how many pools of each family are looked up in one Check.
+// sampleSize is how many pools, and how many slots, of each family are looked up in one Check.
 const sampleSize = 16
 
 // reset records the state after a commit for a generation as the expected state. It seals
 // tables whose rules were written. If another process has committed meanwhile it does not,
 // and the next Check finds no seal.
 func (d *detector) reset(b *Dataplane, generation uint32, skeletons *skeletons, written [len(schemas)]bool) error {
-	d.generation, d.unchecked = 0, 0
+	d.generation, d.unchecked, d.unseen = 0, 0, 0
 	var batch nfnl.Batch
 	for f := range b.served {
 		t, err := b.conn.Contents(schemas[f].table)
@@ -74,7 +77,8 @@ func (d *detector) reset(b *Dataplane, generation uint32, skeletons *skeletons, 
 
 // Check implements dataplane.Dataplane. It finds missing and replaced tables,
 // missing and replaced rules and emptied sets at once, and single missing
-// elements within several calls.
+// elements within several calls: one of a frontend while it looks up some of each pool, 32 in a
+// call; one of a slot while it looks up all, another 32 in a call.
 func (b *Dataplane) Check(ctx context.Context) error {
 	if err := b.sequence.Check(); err != nil {
 		return err
@@ -94,13 +98,14 @@ func (b *Dataplane) Check(ctx context.Context) error {
 				return err
 			}
 		}
-		b.detector.generation, b.detector.unchecked = generation, len(b.pools)
+		b.detector.generation = generation
+		b.detector.checkPools(len(b.pools))
 	}
-	if b.detector.unchecked > 0 {
-		return b.checkSample()
-	}
-	return nil
+	return cmp.Or(b.checkSample(), b.checkSlots())
 }
+
+// checkPools has the next Checks look up elements of all pools.
+func (d *detector) checkPools(n int) { d.unchecked, d.unseen = n, n }
 
 func damaged(s *schema, what string) error {
 	return fmt.Errorf("%w: table %s %s: %s", dataplane.ErrDamaged, s.table.Family, tableName, what)
@@ -195,6 +200,38 @@ func (b *Dataplane) checkSample() error {
 	return nil
 }
 
+// checkSlots looks up the next few slots.
+func (b *Dataplane) checkSlots() error {
+	d := &b.detector
+	for n := len(schemas) * sampleSize; n > 0 && d.unseen > 0; {
+		d.nextPool %= len(b.pools)
+		if p := b.pools[d.nextPool]; p != nil && d.nextSlot < len(p.Slots) {
+			if err := b.checkSlot(desired.PoolID(d.nextPool), p, d.nextSlot); err != nil {
+				return err
+			}
+			d.nextSlot++
+			n--
+			continue
+		}
+		d.unseen--
+		d.nextPool, d.nextSlot = d.nextPool+1, 0
+	}
+	return nil
+}
+
+// checkSlot looks up the elements of a slot.
+func (b *Dataplane) checkSlot(id desired.PoolID, p *pool, i int) error {
+	s, w := &b.schemas[p.Family], &b.writer
+	what := fmt.Sprintf("an element of Service %s", p.Service)
+	err := b.checkElement(s, s.addressSets[p.Scope].endpoints, w.endpointKey(id, i), what)
+	if err == nil && p.shared {
+		err = b.checkElement(s, s.partners, s.partnerKey(nil, w.number(id), p.Slots[i]), what)
+	} else if err == nil && p.Sticky {
+		err = b.checkElement(s, s.members, s.memberKey(nil, w.number(id), p.Slots[i]), what)
+	}
+	return err
+}
+
 // checkPool looks up one element of each kind that leads from a frontend to a backend of
 // the pool.
 func (b *Dataplane) checkPool(id desired.PoolID, p *pool) error {
@@ -202,12 +239,7 @@ func (b *Dataplane) checkPool(id desired.PoolID, p *pool) error {
 	what := fmt.Sprintf("an element of Service %s", p.Service)
 	err := b.checkElement(s, s.pools, w.poolKey(id), what)
 	if n := len(p.Slots); err == nil && n > 0 {
-		err = b.checkElement(s, s.addressSets[p.Scope].endpoints, w.endpointKey(id, n-1), what)
-		if err == nil && p.shared {
-			err = b.checkElement(s, s.partners, s.partnerKey(nil, w.number(id), p.Slots[n-1]), what)
-		} else if err == nil && p.Sticky {
-			err = b.checkElement(s, s.members, s.memberKey(nil, w.number(id), p.Slots[n-1]), what)
-		}
+		err = b.checkSlot(id, p, rand.IntN(n))
 	}
 	// All of most pools, but a Service may have many thousands.
 	from := rand.IntN(len(p.Frontends) + 1)

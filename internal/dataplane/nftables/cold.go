@@ -86,7 +86,7 @@ func (b *Dataplane) startCold(ctx context.Context, full *desired.Change, want *s
 	}
 	err = b.detector.reset(b, now, want, written)
 	if now != generation {
-		b.detector.unchecked = len(b.pools) // the next Checks find out whether elements were modified
+		b.detector.checkPools(len(b.pools)) // the next Checks find out whether elements were modified
 	}
 	return err
 }

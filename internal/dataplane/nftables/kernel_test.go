@@ -527,29 +527,44 @@ func TestCheckFindsMissingParts(t *testing.T) {
 	}
 }
 
-// TestCheckFindsMissingElement takes a single element away, which Check may
-// notice after a while.
+// TestCheckFindsMissingElement takes a single element away: the one of a pool, and the one of each slot in turn. Check notices it
+// once it has looked up all, also while other programs go on committing.
 func TestCheckFindsMissingElement(t *testing.T) {
+	const services, slots = 200, 5
 	k := newKernel(t)
+	other := k.dial()
 	s := desired.New(desired.Config{})
-	for i := range 200 {
-		web(s, i, dataplanetest.Hosts(2)...)
+	for i := range services {
+		web(s, i, dataplanetest.Hosts(slots)...)
 	}
-	dataplanetest.Reconcile(t, k.Dataplane, s)
 	v4 := &schemas[desired.IPv4]
-	var batch nfnl.Batch
-	batch.DeleteElement(v4.table, v4.pools, k.writer.poolKey(k.poolOf(t, "web-77")))
-	if err := k.dial().Commit(0, &batch); err != nil {
-		t.Fatal(err)
-	}
-	var err error
-	for range 2 * 200 / sampleSize {
-		if err = k.Check(t.Context()); err != nil {
-			break
+	for slot := -1; slot < slots; slot++ {
+		dataplanetest.Reconcile(t, k.Dataplane, s)
+		id := k.poolOf(t, "web-77")
+		set, key, checks := v4.pools, k.writer.poolKey(id), 2*services/(2*sampleSize)
+		if slot >= 0 {
+			set, key, checks = v4.addressSets[desired.Cluster].endpoints, k.writer.endpointKey(id, slot), 2*services*slots/(2*sampleSize)
 		}
-	}
-	if !errors.Is(err, dataplane.ErrDamaged) || !strings.Contains(err.Error(), "default/web-77") {
-		t.Errorf("Check: %v", err)
+		var batch nfnl.Batch
+		batch.DeleteElement(v4.table, set, key)
+		if err := other.Commit(0, &batch); err != nil {
+			t.Fatal(err)
+		}
+		var err error
+		for range checks + 1 {
+			if err = k.Check(t.Context()); err != nil {
+				break
+			}
+			var batch nfnl.Batch
+			batch.AddTable(nfnl.Table{Family: nfnl.IPv4, Name: "other"}, "")
+			batch.DeleteTable(nfnl.Table{Family: nfnl.IPv4, Name: "other"})
+			if err := other.Commit(0, &batch); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if !errors.Is(err, dataplane.ErrDamaged) || !strings.Contains(err.Error(), "default/web-77") {
+			t.Errorf("slot %d: Check: %v", slot, err)
+		}
 	}
 }
 
