@@ -26,9 +26,9 @@ const (
 )
 
 // Check implements dataplane.Dataplane. IPVS has no generation by which a modification by
-// another process shows, so each call lists the virtual servers, if that is not too long, and compares
-// those of a few pools, such that each is compared in Options.SyncPeriod, and whether
-// their addresses are the node's. It puts back parameters that differ, and deletes destinations without
+// another process shows, so each call lists the virtual servers with their destinations and compares them, unless that takes
+// more than 2 % of the time. It looks whether the addresses of a few pools are the node's, such that each is looked
+// for in Options.SyncPeriod. It puts back parameters that differ, and deletes destinations without
 // weight whose connections have ended. It tries again what the kernel has refused.
 func (b *Dataplane) Check(ctx context.Context) error {
 	if err := b.sequence.Check(); err != nil {
@@ -45,11 +45,11 @@ func (b *Dataplane) Check(ctx context.Context) error {
 		klog.FromContext(ctx).Info("Puts back what IPVS mode needs", "parameters", differing)
 		err = errors.Join(err, dataplane.Inside(b.config.NetNS, func() error { return b.dummy.setParameters(ctx, b.parameters()) }))
 	}
-	return errors.Join(err, b.checkServers(ctx), b.checkSample(ctx), b.tryRefused(ctx))
+	return errors.Join(err, b.checkServers(ctx), b.checkSample(), b.tryRefused(ctx))
 }
 
-// checkSample compares the virtual servers of a few pools.
-func (b *Dataplane) checkSample(ctx context.Context) error {
+// checkSample looks for the addresses of a few pools.
+func (b *Dataplane) checkSample() error {
 	all := len(b.servers.pools)
 	share := float64(time.Since(b.sampled)) / float64(cmp.Or(b.options.SyncPeriod, 30*time.Second))
 	b.sampled = time.Now()
@@ -60,7 +60,7 @@ func (b *Dataplane) checkSample(ctx context.Context) error {
 			continue
 		}
 		for _, f := range pool.Frontends {
-			if err := b.checkServer(ctx, f, pool); err != nil {
+			if err := b.checkAddress(f); err != nil {
 				return err
 			}
 		}
@@ -68,7 +68,7 @@ func (b *Dataplane) checkSample(ctx context.Context) error {
 	return nil
 }
 
-// checkServers looks for virtual servers that are gone or were modified. It takes 2 % of the time at most.
+// checkServers looks for virtual servers and destinations that are gone or were modified. It takes 2 % of the time at most.
 func (b *Dataplane) checkServers(ctx context.Context) error {
 	start := time.Now()
 	if start.Sub(b.listed) < 50*b.listing {
@@ -82,9 +82,19 @@ func (b *Dataplane) checkServers(ctx context.Context) error {
 	for _, s := range existing {
 		has[s.Key] = s
 	}
-	b.servers.each(func(f *desired.Frontend, _ *pool) {
+	var destinations map[ipvs.Key][]ipvs.Destination
+	err = dataplane.Inside(b.config.NetNS, func() (err error) {
+		destinations, err = ipvs.Listing()
+		return err
+	})
+	b.servers.each(func(f *desired.Frontend, pool *pool) {
 		want := b.servers.service(f)
-		if got, exists := has[want.Key]; err == nil && got != want && !b.refused.has(want.Key, netip.AddrPort{}) {
+		got, exists := has[want.Key]
+		switch {
+		case err != nil || b.refused.has(want.Key, netip.AddrPort{}):
+		case got == want:
+			err = b.checkDestinations(f, pool, destinations[want.Key])
+		default:
 			what := map[bool]string{false: "is gone", true: "was modified"}[exists]
 			err = fmt.Errorf("%w: Service %s: virtual server %s %s", dataplane.ErrDamaged, f.Service, f.FrontendKey, what)
 		}
@@ -93,17 +103,9 @@ func (b *Dataplane) checkServers(ctx context.Context) error {
 	return err
 }
 
-// checkServer compares the destinations of a virtual server with its pool, and looks for its
-// address.
-func (b *Dataplane) checkServer(ctx context.Context, f *desired.Frontend, pool *pool) error {
+// checkDestinations compares the destinations of a virtual server with its pool.
+func (b *Dataplane) checkDestinations(f *desired.Frontend, pool *pool, all []ipvs.Destination) error {
 	key := keyOf(f.FrontendKey)
-	if b.refused.has(key, netip.AddrPort{}) {
-		return nil
-	}
-	all, err := b.conn.Destinations(ctx, key)
-	if err != nil {
-		return err
-	}
 	missing := make(map[netip.AddrPort]uint32, len(pool.Slots))
 	for _, backend := range pool.Slots {
 		if to := addrPort(backend); !b.refused.has(key, to) {
@@ -123,6 +125,11 @@ func (b *Dataplane) checkServer(ctx context.Context, f *desired.Frontend, pool *
 	if surplus+reweighed+len(missing) > 0 {
 		return fmt.Errorf("%w: Service %s: virtual server %s lacks %d of %d destinations, has %d others, and %d with another weight or method", dataplane.ErrDamaged, f.Service, f.FrontendKey, len(missing), len(pool.Slots), surplus, reweighed)
 	}
+	return nil
+}
+
+// checkAddress looks for the address of a frontend.
+func (b *Dataplane) checkAddress(f *desired.Frontend) error {
 	if a := f.Addr(); b.servers.addresses[a] && !b.refused.has(ipvs.Key{Addr: a}, netip.AddrPort{}) && !b.dummy.isLocal(a) {
 		// The kernel makes the route of a new IPv6 address in the background.
 		if has, err := b.dummy.addresses(); err != nil || has[a] {

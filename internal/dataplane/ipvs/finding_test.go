@@ -34,25 +34,32 @@ func TestConnectionsOutliveTheirEndpoint(t *testing.T) {
 	alive(t, stream)
 }
 
-// TestLostServer: one check finds that a virtual server is gone, whichever it is.
+// TestLostServer: one check finds that a virtual server or one of its destinations is gone, whichever it is.
 func TestLostServer(t *testing.T) {
-	s := newStreet(t, 1, Options{})
-	for i := range 40 {
-		s.other(fmt.Sprint("other-", i), fmt.Sprint("10.96.1.", i+1), "10.244.1.3")
-	}
-	s.program(false)
-	// The one that the next check would look at last.
-	last := s.backend.servers.pools[s.backend.nextSample]
-	for last == nil || len(last.Frontends) == 0 {
-		s.backend.nextSample++
-		last = s.backend.servers.pools[s.backend.nextSample]
-	}
-	err := s.backend.conn.Execute(t.Context(), []ipvs.Request{ipvs.DeleteService(keyOf(last.Frontends[0].FrontendKey))}, func(_ int, err error) { t.Error(err) })
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := s.backend.Check(t.Context()); !errors.Is(err, dataplane.ErrDamaged) {
-		t.Errorf("Check: %v", err)
+	for _, what := range []string{"virtual server", "destination"} {
+		s := newStreet(t, 1, Options{})
+		for i := range 40 {
+			s.other(fmt.Sprint("other-", i), fmt.Sprint("10.96.1.", i+1), "10.244.1.3", "10.244.1.4", "10.244.1.5")
+		}
+		s.program(false)
+		// The one that the next check would look at last.
+		last := s.backend.servers.pools[s.backend.nextSample]
+		for last == nil || len(last.Frontends) == 0 || len(last.Slots) < 3 {
+			s.backend.nextSample++
+			last = s.backend.servers.pools[s.backend.nextSample]
+		}
+		key := keyOf(last.Frontends[0].FrontendKey)
+		request := ipvs.DeleteService(key)
+		if what == "destination" {
+			request = ipvs.DeleteDestination(key, addrPort(last.Slots[1]))
+		}
+		err := s.backend.conn.Execute(t.Context(), []ipvs.Request{request}, func(_ int, err error) { t.Error(err) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.backend.Check(t.Context()); !errors.Is(err, dataplane.ErrDamaged) || !strings.Contains(err.Error(), what) {
+			t.Errorf("a lost %s: Check: %v", what, err)
+		}
 	}
 }
 

@@ -24,3 +24,20 @@ func FuzzAnswers(f *testing.F) {
 		}
 	})
 }
+
+// FuzzListing: no text of /proc/net/ip_vs ends the process, and what is read has addresses.
+func FuzzListing(f *testing.F) {
+	f.Add("TCP  0A600001:0050 rr\n  -> 0AF40103:1F90      Masq    1      0          0\n")
+	f.Add("UDP  [fd00:0000:0000:0000:0000:0000:0000:0001]:0035 rr ops persistent 10 FFFFFFFF\n  -> x:y Tunnel 1 0 0\n")
+	f.Add("-> : -> : : :\nTCP : rr\nFWM 7 rr\n -> 0:0 Masq 1 0 0\n")
+	f.Fuzz(func(t *testing.T, text string) {
+		all, err := parseListing(text)
+		for key, destinations := range all {
+			for _, d := range destinations {
+				if err == nil && !(key.Addr.IsValid() && d.IsValid()) {
+					t.Errorf("%v: %+v", key, d)
+				}
+			}
+		}
+	})
+}

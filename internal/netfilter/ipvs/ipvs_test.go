@@ -136,6 +136,50 @@ func TestDestinations(t *testing.T) {
 	}
 }
 
+// TestListing: the list of everything has what each virtual server's list has.
+func TestListing(t *testing.T) {
+	c, ns := dial(t)
+	all := map[Key][]Destination{}
+	requests := []Request{AddService(Service{Key: Key{Mark: 7}, Scheduler: "rr", MaskBits: 32}), AddDestination(Key{Mark: 7}, to("10.244.0.9:0", 1))}
+	for _, k := range []Key{
+		key("10.96.0.1:80", unix.IPPROTO_TCP), key("10.96.0.1:53", unix.IPPROTO_UDP), key("10.96.0.1:9", unix.IPPROTO_SCTP),
+		key("[fd00:96::1]:80", unix.IPPROTO_TCP), key("10.96.0.2:80", unix.IPPROTO_TCP),
+	} {
+		all[k] = nil
+		requests = append(requests, AddService(Service{Key: k, Scheduler: "wrr", Flags: Persistent, Timeout: 300, MaskBits: uint8(k.Addr.BitLen())}))
+		if k.Addr == netip.MustParseAddr("10.96.0.2") {
+			continue // has none
+		}
+		for i := range 3 {
+			d := to(fmt.Sprintf("10.244.1.%d:%d", 200+i, 8000+i), uint32(i))
+			if k.IPv6() {
+				d = to(fmt.Sprintf("[fd00:244::%d]:%d", 200+i, 8000+i), uint32(i))
+			}
+			all[k] = append(all[k], d)
+			requests = append(requests, AddDestination(k, d))
+		}
+	}
+	execute(t, c, requests...)
+	var got map[Key][]Destination
+	err := ns.Do(func() (err error) {
+		got, err = Listing()
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(got) != len(all) {
+		t.Errorf("%d virtual servers, want %d: %v", len(got), len(all), got)
+	}
+	for k := range all {
+		want := destinations(t, c, k)
+		slices.SortFunc(got[k], func(a, b Destination) int { return a.Compare(b.AddrPort) })
+		if _, exists := got[k]; !exists || !slices.Equal(got[k], want) || len(want) != len(all[k]) {
+			t.Errorf("%s: %+v, want %+v", k, got[k], want)
+		}
+	}
+}
+
 // TestRefused: requests that the kernel refuses are reported one by one, and those between
 // them are carried out, over more requests than one system call sends.
 func TestRefused(t *testing.T) {
