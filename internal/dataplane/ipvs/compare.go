@@ -46,6 +46,8 @@ func (b *Dataplane) compare(ctx context.Context, p *plan) error {
 		if err = errors.Join(err, failed); may {
 			klog.FromContext(ctx).Info("Deletes a virtual server of no Service", "server", key.String())
 			p.last = append(p.last, step{request: ipvs.DeleteService(key), key: key, tolerate: noService})
+		} else if failed == nil {
+			klog.FromContext(ctx).Info("Leaves a virtual server of another program: it has direct routing or tunnels, or is in ipvs.excludeCIDRs", "server", key.String())
 		}
 	}
 	return err
