@@ -64,8 +64,11 @@ func (w Weights) areDefault() bool {
 }
 
 // Slots returns how many slots each backend has, in proportion to the weights: at least one unless
-// its weight is 0. Weights that are all 0 are equal.
+// its weight is 0. Weights that are all 0 are equal. It is nil for nil.
 func (w Weights) Slots() map[desired.Backend]int {
+	if w == nil {
+		return nil
+	}
 	divisor, sum := uint64(0), uint64(0)
 	for _, n := range w {
 		for n > 0 {

@@ -205,11 +205,7 @@ func (s *State) schedulesByWeight(e *endpoints) {
 		return
 	}
 	e.weighted = !e.weighted
-	s.eachClaim(spec, []*port{e.port}, func(key FrontendKey, _ AddressKind, _ *port) {
-		if FamilyOf(key.Addr()) == e.family {
-			s.dirtyFrontend(s.frontends[key])
-		}
-	})
+	s.dirtyClaimsOf(e)
 }
 
 // weigh adds the weights that differ from those of the last report, once the backends are

@@ -187,7 +187,7 @@ func (svc *service) countBackends(sl *slice, n int) {
 func (s *State) countElements(svc *service) {
 	for _, svc := range s.elements.set(svc, svc.elements()) {
 		if s.elements.over(svc) {
-			s.problems = append(s.problems, problemOf(svc.name, "spec.ports", fmt.Sprintf(
+			s.problems = append(s.problems, ProblemOf(svc.name, "spec.ports", fmt.Sprintf(
 				"the Service is left out: it needs %d frontends, source ranges and endpoints, and its namespace may have %d", svc.elements(), s.elements.limit(svc))))
 		}
 		s.serve(svc)
@@ -229,7 +229,7 @@ func (s *State) keepBudgets() {
 				}
 			}
 			if s.slots.over(svc) {
-				s.problems = append(s.problems, problemOf(svc.name, "spec.ports", fmt.Sprintf(
+				s.problems = append(s.problems, ProblemOf(svc.name, "spec.ports", fmt.Sprintf(
 					"the ports and endpoints of the Service need %d slots for its scheduler or weights, and its namespace may have %d: "+
 						"endpoints are chosen at random, and all are equally likely", svc.slots, s.slots.limit(svc))))
 			}

@@ -133,7 +133,7 @@ func (s *State) reportContest(f *frontend, key FrontendKey, winner, loser claim)
 	if loser.port.last != 0 {
 		field = rangesField
 	}
-	problem := problemOf(loser.port.service.name, field, fmt.Sprintf("%s belongs to Service %s as its %s", key, winner.port.name, winner.kind))
+	problem := ProblemOf(loser.port.service.name, field, fmt.Sprintf("%s belongs to Service %s as its %s", key, winner.port.name, winner.kind))
 	problem.Contested = true
 	s.addProblem(problem)
 }
@@ -199,6 +199,20 @@ func (s *State) dirtyFrontend(f *frontend) {
 		f.dirty = true
 		s.dirtyFrontends = append(s.dirtyFrontends, f)
 	}
+}
+
+// dirtyClaims has all frontends decided again that a Service claims.
+func (s *State) dirtyClaims(svc *service) {
+	s.eachClaim(svc.spec, svc.ports, func(key FrontendKey, _ AddressKind, _ *port) { s.dirtyFrontend(s.frontends[key]) })
+}
+
+// dirtyClaimsOf has those decided again that lead to some endpoints.
+func (s *State) dirtyClaimsOf(e *endpoints) {
+	s.eachClaim(e.port.service.spec, []*port{e.port}, func(key FrontendKey, _ AddressKind, _ *port) {
+		if FamilyOf(key.Addr()) == e.family {
+			s.dirtyFrontend(s.frontends[key])
+		}
+	})
 }
 
 // frontendChange returns the difference from the last report and marks it as reported.

@@ -116,7 +116,7 @@ func (s *State) moveAddresses(former, now []netip.Addr) {
 		for _, p := range svc.ports {
 			s.updatePools(p, svc.spec)
 		}
-		s.eachClaim(svc.spec, svc.ports, func(key FrontendKey, _ AddressKind, _ *port) { s.dirtyFrontend(s.frontends[key]) })
+		s.dirtyClaims(svc)
 	}
 }
 

@@ -64,7 +64,7 @@ func (s *State) LoadsKnown(err error) (changed bool) {
 // connections are not counted.
 func (s *State) lacksLoads(name types.NamespacedName, spec *serviceSpec) {
 	if s.uncounted != nil && spec.Algorithm == LeastConnections && s.config.Balancing.Algorithm != LeastConnections {
-		s.problems = append(s.problems, problemOf(name, "metadata.annotations["+AnnotationScheduler+"]",
+		s.problems = append(s.problems, ProblemOf(name, "metadata.annotations["+AnnotationScheduler+"]",
 			"endpoints are chosen at random, as connections cannot be counted: "+s.uncounted.Error()))
 	}
 }

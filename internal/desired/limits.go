@@ -144,10 +144,10 @@ func (s *State) placeLimits() {
 			continue
 		}
 		if svc.unlimited = !places[p]; svc.unlimited {
-			s.problems = append(s.problems, problemOf(svc.name, "metadata.annotations", fmt.Sprintf(
+			s.problems = append(s.problems, ProblemOf(svc.name, "metadata.annotations", fmt.Sprintf(
 				"connections are not limited: older Services have %d other limits, %d of them in this namespace", len(places), of[p.namespace])))
 		}
-		s.eachClaim(svc.spec, svc.ports, func(key FrontendKey, _ AddressKind, _ *port) { s.dirtyFrontend(s.frontends[key]) })
+		s.dirtyClaims(svc)
 	}
 }
 

@@ -273,9 +273,7 @@ func (s *State) updateSources() {
 		former := svc.spec.sources
 		s.deriveSources(svc.spec)
 		if svc.spec.sources != former {
-			s.eachClaim(svc.spec, svc.ports, func(key FrontendKey, _ AddressKind, _ *port) {
-				s.dirtyFrontend(s.frontends[key])
-			})
+			s.dirtyClaims(svc)
 		}
 	}
 }

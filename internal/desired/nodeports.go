@@ -102,7 +102,7 @@ func (s *State) reportAPIServer(f *frontend) {
 	loser := f.claims[0].port
 	if contest := [2]ServicePort{{}, loser.name}; f.contest == nil || *f.contest != contest {
 		f.contest = &contest
-		s.addProblem(problemOf(loser.service.name, "spec.externalIPs", f.key.String()+" is an API server, which all nodes need"))
+		s.addProblem(ProblemOf(loser.service.name, "spec.externalIPs", f.key.String()+" is an API server, which all nodes need"))
 	}
 }
 

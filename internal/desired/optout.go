@@ -34,11 +34,10 @@ func (s *State) SetPod(in *corev1.Pod) {
 	in = permitted(s, in)
 	name := types.NamespacedName{Namespace: in.Namespace, Name: in.Name}
 	to := &pod{annotation: in.Annotations[AnnotationFastPath]}
-	off, ok := parseFastPath(to.annotation)
-	if from := s.optOuts.pods[name]; !ok && (from == nil || from.annotation != to.annotation) {
-		s.fastPathProblem("Pod "+name.String(), to.annotation)
+	if from := s.optOuts.pods[name]; from == nil || from.annotation != to.annotation {
+		s.fastPathProblem(Problem{Object: "Pod " + name.String()}, to.annotation)
 	}
-	to.off = off || s.config.SlowPathPod != nil && s.config.SlowPathPod(in)
+	to.off = to.annotation == "off" || s.config.SlowPathPod != nil && s.config.SlowPathPod(in)
 	to.direct = s.config.DirectPod != nil && s.config.DirectPod(in)
 	if !in.Spec.HostNetwork && in.Status.Phase != corev1.PodSucceeded && in.Status.Phase != corev1.PodFailed {
 		for _, ip := range in.Status.PodIPs {
@@ -87,11 +86,9 @@ func (s *State) usePod(name types.NamespacedName, p *pod, n int) {
 
 // SetNamespace adds or replaces a Namespace. The object is not retained.
 func (s *State) SetNamespace(in *corev1.Namespace) {
-	off, ok := parseFastPath(in.Annotations[AnnotationFastPath])
-	if !ok {
-		s.fastPathProblem("Namespace "+in.Name, in.Annotations[AnnotationFastPath])
-	}
-	s.setNamespace(in.Name, off)
+	value := in.Annotations[AnnotationFastPath]
+	s.fastPathProblem(Problem{Object: "Namespace " + in.Name}, value)
+	s.setNamespace(in.Name, value == "off")
 	s.permit(in.Name, s.config.Annotated != nil && s.config.Annotated(in.Labels))
 }
 
@@ -123,23 +120,15 @@ func (s *State) setNamespace(name string, off bool) {
 	usePods(1)
 	for _, svc := range s.services {
 		if svc.name.Namespace == name && svc.spec != nil {
-			s.eachClaim(svc.spec, svc.ports, func(key FrontendKey, _ AddressKind, _ *port) {
-				s.dirtyFrontend(s.frontends[key])
-			})
+			s.dirtyClaims(svc)
 		}
 	}
 }
 
-// parseFastPath parses a value of AnnotationFastPath, "" if there is none.
-func parseFastPath(value string) (off, ok bool) {
-	return value == "off", value == "off" || value == "on" || value == ""
-}
-
-func fastPathProblem(value string) (field, reason string) {
-	return "metadata.annotations[" + AnnotationFastPath + "]", "neither on nor off: " + value
-}
-
-func (s *State) fastPathProblem(object, value string) {
-	field, reason := fastPathProblem(value)
-	s.addProblem(Problem{Object: object, Field: field, Reason: reason})
+// fastPathProblem reports that a value of AnnotationFastPath is not one.
+func (s *State) fastPathProblem(p Problem, value string) {
+	if value != "off" && value != "on" && value != "" {
+		p.Field, p.Reason = "metadata.annotations["+AnnotationFastPath+"]", "neither on nor off: "+value
+		s.addProblem(p)
+	}
 }

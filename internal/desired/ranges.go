@@ -251,7 +251,7 @@ func (s *State) reportNodes(f *frontend) {
 	loser := f.claims[0].port
 	if contest := [2]ServicePort{{}, loser.name}; f.contest == nil || *f.contest != contest {
 		f.contest = &contest
-		s.addProblem(problemOf(loser.service.name, rangesField, f.key.String()+" is not served: "+f.key.Addr().String()+" is an address of a node, whose own programs need its ports"))
+		s.addProblem(ProblemOf(loser.service.name, rangesField, f.key.String()+" is not served: "+f.key.Addr().String()+" is an address of a node, whose own programs need its ports"))
 	}
 }
 

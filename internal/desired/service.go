@@ -118,11 +118,9 @@ func (s *State) compactService(in *corev1.Service) *serviceSpec {
 			out.clusterIPs = append(out.clusterIPs, ip)
 		}
 	}
-	fastPath, ok := in.Annotations[AnnotationFastPath], false
-	if out.slowPath, ok = parseFastPath(fastPath); !ok {
-		field, reason := fastPathProblem(fastPath)
-		s.serviceProblem(in, field, reason)
-	}
+	fastPath := in.Annotations[AnnotationFastPath]
+	out.slowPath = fastPath == "off"
+	s.fastPathProblem(ProblemOf(types.NamespacedName{Namespace: in.Namespace, Name: in.Name}, "", ""), fastPath)
 	s.schedule(out, in)
 	out.slowStart, out.detection = s.slowStart(in), s.detection(in)
 	s.failover(out, in)
@@ -226,9 +224,10 @@ func affinitySeconds(in *corev1.Service) uint32 {
 }
 
 func (s *State) serviceProblem(in *corev1.Service, field, reason string) {
-	s.addProblem(problemOf(types.NamespacedName{Namespace: in.Namespace, Name: in.Name}, field, reason))
+	s.addProblem(ProblemOf(types.NamespacedName{Namespace: in.Namespace, Name: in.Name}, field, reason))
 }
 
-func problemOf(service types.NamespacedName, field, reason string) Problem {
+// ProblemOf is a problem of a Service.
+func ProblemOf(service types.NamespacedName, field, reason string) Problem {
 	return Problem{Object: "Service " + service.String(), Field: field, Reason: reason, Service: service}
 }

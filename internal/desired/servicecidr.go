@@ -46,7 +46,7 @@ func (s *State) selectServiceCIDRs() {
 	for _, ps := range s.serviceCIDRs {
 		all = append(all, ps...)
 	}
-	all = disjoint(all)
+	all = Disjoint(all)
 	for _, p := range subtract(was, all) {
 		s.sets[ServiceCIDRs].use(Range(p), -1)
 	}

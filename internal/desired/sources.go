@@ -31,12 +31,12 @@ func (s *State) sourceRanges(out *serviceSpec, in *corev1.Service) {
 		if out.open[f] {
 			out.ranges[f] = nil
 		}
-		out.ranges[f] = disjoint(out.ranges[f])
+		out.ranges[f] = Disjoint(out.ranges[f])
 	}
 }
 
-// disjoint masks and sorts the ranges, and drops those that another range contains.
-func disjoint(all []netip.Prefix) (out []netip.Prefix) {
+// Disjoint masks and sorts ranges, in place, and drops those that another range contains.
+func Disjoint(all []netip.Prefix) (out []netip.Prefix) {
 	for i := range all {
 		all[i] = all[i].Masked()
 	}
@@ -73,7 +73,7 @@ func (s *State) deriveSources(spec *serviceSpec) {
 					ranges = append(ranges, netip.PrefixFrom(a.ip, a.ip.BitLen()))
 				}
 			}
-			ranges = disjoint(ranges)
+			ranges = Disjoint(ranges)
 		}
 		if old := spec.sources[f]; old == nil || !slices.Equal(old.ranges, ranges) {
 			spec.sources[f] = &SourceRanges{ranges}

@@ -208,7 +208,7 @@ func (s *State) LeaveOut(name types.NamespacedName, reason string) bool {
 	svc.refused = true
 	s.serve(svc)
 	s.leftOut = append(s.leftOut, svc)
-	s.addProblem(problemOf(name, "spec", "the Service is left out for a while: "+reason))
+	s.addProblem(ProblemOf(name, "spec", "the Service is left out for a while: "+reason))
 	return true
 }
 

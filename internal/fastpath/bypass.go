@@ -258,9 +258,9 @@ func (f *family) load(field firewall.Field, direction uint8, way *firewall.Way) 
 	case field == firewall.Out:
 		return meta(expr.MetaKeyOIFNAME)
 	case field == firewall.Destination && way.Before:
-		return []expr.Any{nfnl.CtDestination(f.Family, direction, regKey)}
+		return []expr.Any{nfnl.CtDestination.Load(f.Family, direction, regKey)}
 	case field == firewall.DestinationPort && way.Before:
-		return []expr.Any{nfnl.CtDestinationPort(direction, regKey)}
+		return []expr.Any{nfnl.CtDestinationPort.Load(f.Family, direction, regKey)}
 	case field == firewall.Destination:
 		address.Offset += f.AddrLen()
 		return []expr.Any{address}
@@ -270,11 +270,11 @@ func (f *family) load(field firewall.Field, direction uint8, way *firewall.Way) 
 	case field == firewall.Source && way.AfterNAT:
 		return []expr.Any{address}
 	case field == firewall.Source:
-		return []expr.Any{nfnl.CtSource(f.Family, direction, regKey)}
+		return []expr.Any{nfnl.CtSource.Load(f.Family, direction, regKey)}
 	case way.AfterNAT:
 		return []expr.Any{port}
 	}
-	return []expr.Any{nfnl.CtSourcePort(direction, regKey)}
+	return []expr.Any{nfnl.CtSourcePort.Load(f.Family, direction, regKey)}
 }
 
 func (f *family) String() string {

@@ -3,7 +3,6 @@
 package fastpath
 
 import (
-	"cmp"
 	"encoding/binary"
 	"fmt"
 	"net/netip"
@@ -112,7 +111,7 @@ func (e *Exclude) byAddress(rule writeRule) {
 	for i := range families {
 		f := &families[i]
 		for _, direction := range []uint8{nfnl.Original, nfnl.Reply} {
-			source := []expr.Any{nfnl.CtSource(f.Family, direction, regKey)}
+			source := []expr.Any{nfnl.CtSource.Load(f.Family, direction, regKey)}
 			rule(chainOffload, "", source, in(f.pods), ret())
 			if len(e.Addresses) > 0 {
 				rule(chainOffload, "", source, in(f.excluded), ret())
@@ -123,21 +122,9 @@ func (e *Exclude) byAddress(rule writeRule) {
 
 // writeAddresses fills the sets of addresses.
 func (e *Exclude) writeAddresses(b *nfnl.Batch) {
-	all := slices.Clone(e.Addresses)
-	slices.SortFunc(all, func(a, b netip.Prefix) int {
-		return cmp.Or(a.Addr().Compare(b.Addr()), a.Bits()-b.Bits())
-	})
-	var last netip.Prefix
-	for _, p := range all {
-		if last.IsValid() && last.Overlaps(p) {
-			continue // contained
-		}
-		last = p
-		end := p.Addr().AsSlice()
-		for i := p.Bits(); i < len(end)*8; i++ {
-			end[i/8] |= 0x80 >> (i % 8)
-		}
-		b.AddInterval(table, familyOf(p.Addr()).excluded, p.Addr().AsSlice(), end)
+	for _, p := range desired.Disjoint(slices.Clone(e.Addresses)) {
+		first, last := nfnl.Bounds(p)
+		b.AddInterval(table, familyOf(p.Addr()).excluded, first, last)
 	}
 }
 

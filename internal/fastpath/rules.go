@@ -34,7 +34,7 @@ func (ctl *Controller) rules(b *nfnl.Batch) {
 		f := &families[i]
 		rule(chainOffload, "", f.toFrontend(f.heldFrontends), ret())
 		for _, direction := range []uint8{nfnl.Original, nfnl.Reply} {
-			rule(chainOffload, "", []expr.Any{nfnl.CtSource(f.Family, direction, regKey)}, in(f.heldAddresses), ret())
+			rule(chainOffload, "", []expr.Any{nfnl.CtSource.Load(f.Family, direction, regKey)}, in(f.heldAddresses), ret())
 		}
 	}
 	rule(chainOffload, "", verdict(expr.VerdictJump, chainUnjudged))

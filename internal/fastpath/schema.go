@@ -81,11 +81,9 @@ var families = [...]family{
 
 func newFamily(f nfnl.Family, name string) family {
 	all := family{
-		Family:    f,
-		frontends: nfnl.DestinationSet(f, "frontends-"+name),
-		nodePorts: &nfnl.Set{
-			Name: "node-ports-" + name, KeyType: nfnl.Concat(nfnl.TypeInetProto, nfnl.TypeInetService), KeyLen: 8,
-		},
+		Family:        f,
+		frontends:     nfnl.DestinationSet(f, "frontends-"+name),
+		nodePorts:     nfnl.PortSet("node-ports-" + name),
 		nodeAddresses: &nfnl.Set{Name: "node-addresses-" + name, KeyType: f.AddrType(), KeyLen: f.AddrLen()},
 		heldFrontends: nfnl.DestinationSet(f, "held-frontends-"+name),
 		excluded:      &nfnl.Set{Name: "excluded-" + name, KeyType: f.AddrType(), KeyLen: f.AddrLen(), Flags: unix.NFT_SET_INTERVAL},
@@ -132,17 +130,11 @@ func setOf(k desired.FrontendKey) *nfnl.Set {
 
 // frontendKey appends a frontend's key in the sets of its family.
 func frontendKey(b []byte, k desired.FrontendKey) []byte {
-	if k.OnNode() {
-		return append(b, byte(k.Protocol), 0, 0, 0, byte(k.Port()>>8), byte(k.Port()), 0, 0)
-	}
 	return nfnl.AppendDestination(b, uint8(k.Protocol), k.AddrPort)
 }
 
 // parseFrontendKey is the inverse of frontendKey.
 func (f *family) parseFrontendKey(b []byte) (k desired.FrontendKey, ok bool) {
-	if len(b) == int(f.nodePorts.KeyLen) {
-		b = append(make([]byte, f.AddrLen()), b...)
-	}
 	protocol, a, ok := nfnl.ParseDestination(f.Family, b)
 	return desired.FrontendKey{AddrPort: a, Protocol: desired.Protocol(protocol)}, ok
 }

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"golang.org/x/sys/unix"
 )
 
@@ -170,11 +171,7 @@ func prefixIs(f Field, cidr string) Condition {
 	if err != nil {
 		return Condition{}
 	}
-	first := p.Masked().Addr().AsSlice()
-	last := slices.Clone(first)
-	for i := p.Bits(); i < len(last)*8; i++ {
-		last[i/8] |= 0x80 >> (i % 8)
-	}
+	first, last := nfnl.Bounds(p)
 	return Condition{Field: f, Ranges: []Range{{first, last}}}
 }
 

@@ -701,7 +701,7 @@ func (w *walker) lookup(data []byte, o *outcome, regs *registers) (all []outcome
 		one := Range{e.Key, e.Key}
 		if set.Flags&unix.NFT_SET_INTERVAL != 0 {
 			if one.Last = bytes.Repeat([]byte{0xff}, len(e.Key)); i+1 < len(elements) {
-				one.Last = before(elements[i+1].Key)
+				one.Last = nfnl.Before(elements[i+1].Key)
 			}
 		}
 		ranges = append(ranges, one)
@@ -738,16 +738,4 @@ func (w *walker) lookup(data []byte, o *outcome, regs *registers) (all []outcome
 		o.and(Condition{Field: is.field, Not: inverted, Ranges: ranges}, varies)
 	}
 	return nil, maybe, true
-}
-
-// before returns the key before one, which is not 0.
-func before(key []byte) []byte {
-	key = bytes.Clone(key)
-	for i := len(key) - 1; i >= 0; i-- {
-		key[i]--
-		if key[i] != 0xff {
-			break
-		}
-	}
-	return key
 }

@@ -131,11 +131,8 @@ func (b *Dataplane) takePool(c *desired.PoolChange, s *step, stale map[desired.F
 		}
 	}
 	wasEmpty, was := len(p.Slots) == 0, p.IfEmpty
-	if p.weights = p.weights.After(p.Slots, c); p.weights == nil {
-		p.shares = nil
-	} else {
-		p.shares = p.weights.Slots()
-	}
+	p.weights = p.weights.After(p.Slots, c)
+	p.shares = p.weights.Slots()
 	p.replace(c.Removed, c.Added)
 	p.IfEmpty = c.IfEmpty
 	s.touch(p)

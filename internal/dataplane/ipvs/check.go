@@ -74,13 +74,9 @@ func (b *Dataplane) checkServers(ctx context.Context) error {
 	if start.Sub(b.listed) < 50*b.listing {
 		return nil
 	}
-	existing, err := b.byAddress(ctx)
+	has, err := b.byAddress(ctx)
 	if err != nil {
 		return err
-	}
-	has := make(map[ipvs.Key]ipvs.Service, len(existing))
-	for _, s := range existing {
-		has[s.Key] = s
 	}
 	var destinations map[ipvs.Key][]ipvs.Destination
 	err = dataplane.Inside(b.config.NetNS, func() (err error) {
@@ -300,11 +296,7 @@ func (b *Dataplane) Read(ctx context.Context) (*dataplane.Content, error) {
 // Rules implements dataplane.Reader.
 func (b *Dataplane) Rules(ctx context.Context, full *desired.Change) (n int, faults []string, err error) {
 	n, faults, err = b.table.Rules(ctx, full)
-	existing, failed := b.byAddress(ctx)
-	has := map[ipvs.Key]ipvs.Service{}
-	for _, s := range existing {
-		has[s.Key] = s
-	}
+	has, failed := b.byAddress(ctx)
 	want := servers{scheduler: b.scheduler}
 	for i := range full.Frontends {
 		f := full.Frontends[i].New

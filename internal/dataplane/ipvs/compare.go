@@ -21,14 +21,10 @@ func (b *Dataplane) compare(ctx context.Context, p *plan) error {
 		return err
 	}
 	p.first, p.last = nil, nil
-	byKey := make(map[ipvs.Key]ipvs.Service, len(existing))
-	for _, s := range existing {
-		byKey[s.Key] = s
-	}
 	b.servers.each(func(f *desired.Frontend, pool *pool) {
 		want := b.servers.service(f)
-		have, exists := byKey[want.Key]
-		delete(byKey, want.Key)
+		have, exists := existing[want.Key]
+		delete(existing, want.Key)
 		switch {
 		case err != nil:
 		case exists:
@@ -41,7 +37,7 @@ func (b *Dataplane) compare(ctx context.Context, p *plan) error {
 			b.servers.replace(p, f, pool, nil, pool.Slots)
 		}
 	})
-	for key := range byKey {
+	for key := range existing {
 		may, failed := b.mayDelete(ctx, key)
 		if err = errors.Join(err, failed); may {
 			klog.FromContext(ctx).Info("Deletes a virtual server of no Service", "server", key.String())

@@ -10,9 +10,9 @@ import (
 	"strings"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/sock"
 	"github.com/slipstream-proxy/slipstream/internal/node/netif"
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
 
@@ -44,11 +44,7 @@ type dummy struct {
 }
 
 func openDummy(ns int) (*dummy, error) {
-	at := netns.None()
-	if ns != 0 {
-		at = netns.NsHandle(ns)
-	}
-	h, err := netlink.NewHandleAt(at, unix.NETLINK_ROUTE)
+	h, err := netlink.NewHandleAt(sock.Namespace(ns), unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("netlink socket to interfaces: %w", err)
 	}

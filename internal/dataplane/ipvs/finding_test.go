@@ -5,7 +5,7 @@ package ipvs
 import (
 	"errors"
 	"fmt"
-	"slices"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -68,7 +68,7 @@ func TestForeignServers(t *testing.T) {
 	s := newStreet(t, 1, Options{}, "ipvsadm -A -t 192.0.2.99:443 -s rr\nipvsadm -a -t 192.0.2.99:443 -r 192.168.100.12 -g")
 	dataplanetest.Reconcile(t, s.backend, s.state)
 	all, err := s.backend.byAddress(t.Context())
-	if err != nil || !slices.ContainsFunc(all, func(v ipvs.Service) bool { return v.Port == 443 }) {
+	if _, has := all[ipvs.Key{Addr: netip.MustParseAddr("192.0.2.99"), Port: 443, Protocol: uint8(desired.TCP)}]; err != nil || !has {
 		t.Errorf("virtual servers %v, error %v", all, err)
 	}
 }

@@ -199,19 +199,25 @@ func (b *Dataplane) Cleanup(ctx context.Context) error {
 		return err
 	}
 	var steps []step
-	for _, s := range all {
-		may, failed := b.mayDelete(ctx, s.Key)
+	for key := range all {
+		may, failed := b.mayDelete(ctx, key)
 		if err = errors.Join(err, failed); may {
-			steps = append(steps, step{key: s.Key, request: ipvs.DeleteService(s.Key), tolerate: noService})
+			steps = append(steps, step{key: key, request: ipvs.DeleteService(key), tolerate: noService})
 		}
 	}
 	return errors.Join(err, b.execute(ctx, steps), dataplane.Inside(b.config.NetNS, RestoreParameters), b.dummy.remove())
 }
 
-// byAddress lists the virtual servers by address.
-func (b *Dataplane) byAddress(ctx context.Context) ([]ipvs.Service, error) {
+// byAddress returns the virtual servers by address.
+func (b *Dataplane) byAddress(ctx context.Context) (map[ipvs.Key]ipvs.Service, error) {
 	all, err := b.conn.Services(ctx)
-	return slices.DeleteFunc(all, func(s ipvs.Service) bool { return s.Mark != 0 }), err
+	servers := make(map[ipvs.Key]ipvs.Service, len(all))
+	for _, s := range all {
+		if s.Mark == 0 {
+			servers[s.Key] = s
+		}
+	}
+	return servers, err
 }
 
 // mayDelete reports whether a virtual server of no frontend may be deleted: it is not in

@@ -15,7 +15,6 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ipvs"
 	"golang.org/x/sys/unix"
-	"k8s.io/apimachinery/pkg/types"
 )
 
 // refusals are the objects that the kernel has refused, such as a destination that is a broadcast
@@ -110,11 +109,8 @@ func (b *Dataplane) newProblems() (all []desired.Problem) {
 	}
 	reported := map[desired.Problem]bool{}
 	for port, refused := range found {
-		service, first := types.NamespacedName{Namespace: port.Namespace, Name: port.Name}, slices.Min(slices.Collect(maps.Keys(refused)))
-		p := desired.Problem{
-			Object: "Service " + service.String(), Service: service, Field: first,
-			Reason: fmt.Sprintf("IPVS does not take it: %v (%d such of %s are left out)", refused[first], len(refused), port),
-		}
+		first := slices.Min(slices.Collect(maps.Keys(refused)))
+		p := desired.ProblemOf(port.Owner(), first, fmt.Sprintf("IPVS does not take it: %v (%d such of %s are left out)", refused[first], len(refused), port))
 		if reported[p] = true; !b.reported[p] {
 			all = append(all, p)
 		}

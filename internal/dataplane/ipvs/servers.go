@@ -68,10 +68,8 @@ func (d destinations) weight(b desired.Backend) uint32 {
 // were any.
 func (p *pool) reweigh(c *desired.PoolChange) bool {
 	had := p.destinations != nil
-	p.destinations = nil
-	if p.weights = p.weights.After(p.Slots, c); p.weights != nil {
-		p.destinations = p.weights.Slots()
-	}
+	p.weights = p.weights.After(p.Slots, c)
+	p.destinations = p.weights.Slots()
 	return had || p.destinations != nil
 }
 

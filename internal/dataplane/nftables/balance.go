@@ -14,7 +14,6 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"golang.org/x/sys/unix"
-	"k8s.io/apimachinery/pkg/types"
 )
 
 // Algorithms other than a random choice differ from it in the slot that they look up. The
@@ -157,8 +156,8 @@ func (d *scopeSets) chainOf(selector int) string {
 	return d.onDemandChains(bare(selector))[0]
 }
 
-// isSpecial reports whether a chain is one of these.
-func (s *schema) isSpecial(name string) bool {
+// isOnDemandChain reports whether a chain is one of these.
+func (s *schema) isOnDemandChain(name string) bool {
 	for d := range s.eachScopeSets {
 		if strings.HasPrefix(name, d.prefix+onDemandPrefix) {
 			return true
@@ -167,8 +166,8 @@ func (s *schema) isSpecial(name string) bool {
 	return false
 }
 
-// hasSpecial reports whether a chain is one that the pools need.
-func (b *Dataplane) hasSpecial(s *schema, name string) bool {
+// needsChain reports whether a chain is one that the pools need.
+func (b *Dataplane) needsChain(s *schema, name string) bool {
 	for d := range s.eachScopeSets {
 		for selector := range b.onDemand[s.family][d.scope].chains {
 			if slices.Contains(d.onDemandChains(selector), name) {
@@ -183,9 +182,9 @@ func (b *Dataplane) hasSpecial(s *schema, name string) bool {
 // their order.
 func ordered(selector int) bool { return selector > 0 && selector&(hashSelector|counterSelector) != 0 }
 
-// isSpecialDraw reports whether a value in the map pools needs chains that are not there from the
+// isOnDemand reports whether a value in the map pools needs chains that are not there from the
 // start.
-func isSpecialDraw(selector int) bool {
+func isOnDemand(selector int) bool {
 	return selector == passSelector || ordered(selector) || selector > 0 && selector&sizeMask > startSize
 }
 
@@ -197,8 +196,8 @@ func bare(selector int) int {
 	return selector &^ stickySelector
 }
 
-// writeSpecial creates the chains for a value in the map pools, without stickySelector.
-func (s *schema) writeSpecial(batch *nfnl.Batch, d *scopeSets, selector int) {
+// writeOnDemand creates the chains for a value in the map pools, without stickySelector.
+func (s *schema) writeOnDemand(batch *nfnl.Batch, d *scopeSets, selector int) {
 	chains, size := d.onDemandChains(selector), selector&sizeMask
 	for _, c := range chains {
 		batch.AddChain(s.table, nfnl.Chain{Name: c})
@@ -220,7 +219,7 @@ func (s *schema) writeSpecial(batch *nfnl.Batch, d *scopeSets, selector int) {
 		}
 		w.rule(chain, "the pool was changed meanwhile", goTo(d.pickChain(1)))
 	}
-	s.writeDraw(batch, d, selector, chain)
+	s.writeSelector(batch, d, selector, chain)
 }
 
 // hash computes a slot from the client's address, and from its port too. The seed is the same on
@@ -236,33 +235,30 @@ func (s *schema) hash(size int, port bool) []expr.Any {
 	})
 }
 
-// prepareDraw returns the value of a pool in the map pools after a change, and creates the chain
+// prepareSelector returns the value of a pool in the map pools after a change, and creates the chain
 // that it needs.
-func (b *Dataplane) prepareDraw(p *pool) int {
+func (b *Dataplane) prepareSelector(p *pool) int {
 	x, s := &b.onDemand[p.Family][p.Scope], &b.schemas[p.Family]
 	former := x.assignCounter(p, false)
 	if p.needsCounter() && p.counter.number == 0 && !p.lacking && len(b.lacking) < mostLacking {
 		p.lacking = true
-		service := types.NamespacedName{Namespace: p.Service.Namespace, Name: p.Service.Name}
-		b.lacking = append(b.lacking, desired.Problem{
-			Object: "Service " + service.String(), Service: service, Field: "metadata.annotations[" + desired.AnnotationScheduler + "]",
-			Reason: fmt.Sprintf("endpoints are chosen at random, as %d Service ports have round robin already", MaxCounters),
-		})
+		b.lacking = append(b.lacking, desired.ProblemOf(p.Service.Owner(), "metadata.annotations["+desired.AnnotationScheduler+"]",
+			fmt.Sprintf("endpoints are chosen at random, as %d Service ports have round robin already", MaxCounters)))
 	}
 	selector := selectorOf(p)
 	for d := range s.eachScopeSets {
 		if d.scope != p.Scope {
 			continue
 		}
-		if bare := bare(selector); isSpecialDraw(selector) && !x.chains[bare] && !b.unsupported[p.Family] {
-			s.writeSpecial(&b.chains, d, bare)
+		if bare := bare(selector); isOnDemand(selector) && !x.chains[bare] && !b.unsupported[p.Family] {
+			s.writeOnDemand(&b.chains, d, bare)
 		}
 		if former != 0 && !b.unsupported[p.Family] {
 			b.batch.DeleteElement(s.table, d.picks, word(uint32(former)))
 			b.batch.DeleteElement(s.table, d.stickyPicks, word(uint32(former|stickySelector)))
 		}
 	}
-	if isSpecialDraw(selector) {
+	if isOnDemand(selector) {
 		x.chains[bare(selector)] = true
 	}
 	return selector
@@ -281,6 +277,6 @@ func (b *Dataplane) probeHash(s schema) {
 	var batch nfnl.Batch
 	batch.AddDormantTable(s.table)
 	s.write(&batch, b.config, &desired.Change{})
-	s.writeSpecial(&batch, &s.addressSets[desired.Cluster], desired.TableSizes()[0]|hashSelector)
+	s.writeOnDemand(&batch, &s.addressSets[desired.Cluster], desired.TableSizes()[0]|hashSelector)
 	b.lacksHash = b.conn.DryRun(&batch)
 }

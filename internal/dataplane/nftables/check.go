@@ -135,7 +135,7 @@ func (b *Dataplane) checkTable(f int) error {
 			}
 		}
 		for selector := range b.onDemand[f][d.scope].chains {
-			s.writeSpecial(&created, d, selector)
+			s.writeOnDemand(&created, d, selector)
 			if err := b.checkElement(s, d.picks, word(uint32(selector)), "an element of "+d.picks.Name); err != nil {
 				return err
 			}
@@ -260,7 +260,7 @@ func (b *Dataplane) checkFrontend(s *schema, f *desired.Frontend, what string) (
 		}
 	}
 	if ranges := f.Sources; err == nil && ranges != nil && len(ranges.All()) > 0 {
-		first, _ := s.rangeOf(ranges.All()[0])
+		first, _ := nfnl.Bounds(ranges.All()[0])
 		err = b.checkElement(s, s.sources, slices.Concat(key, first), what)
 	}
 	if err == nil && f.IsRange() {

@@ -120,7 +120,7 @@ func (b *Dataplane) forgetRejected(change *desired.Change) {
 			addresses = b.writer.keys[f][s.nodeAddresses]
 		}
 		for address := range addresses {
-			key := append(s.nodePortKey(nil, k.Protocol, k.Port()), address...)
+			key := append(nfnl.AppendPort(nil, uint8(k.Protocol), k.Port()), address...)
 			for _, table := range []nfnl.Table{s.table, limitSchemas[f].table} {
 				if has, _ := b.conn.Has(table, s.rejected.Name, key); has {
 					batch.DeleteElement(table, s.rejected, key)

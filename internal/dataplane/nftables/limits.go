@@ -177,10 +177,7 @@ func (b *Dataplane) limit(change *desired.Change, all bool) {
 			if k.err == nil {
 				break
 			}
-			p := desired.Problem{
-				Object: "Service " + front.Service.Owner().String(), Service: front.Service.Owner(), Field: "metadata.annotations",
-				Reason: "connections are not limited: " + k.err.Error(),
-			}
+			p := desired.ProblemOf(front.Service.Owner(), "metadata.annotations", "connections are not limited: "+k.err.Error())
 			if !b.unlimited[p] && !reported[p] {
 				b.lacking = append(b.lacking, p)
 			}
@@ -205,7 +202,7 @@ func (l *limitSchema) element(batch *nfnl.Batch, op op, f *desired.Frontend, num
 	}
 	w.member(op, &l.schema, l.restricted)
 	for _, p := range f.Sources.All() {
-		first, last := l.rangeOf(p)
+		first, last := nfnl.Bounds(p)
 		w.interval(op, &l.schema, l.sources, slices.Concat(key, first), slices.Concat(key, last))
 	}
 }
@@ -420,7 +417,7 @@ func (l *limitSchema) elements(f *desired.Frontend, n uint32) map[*nfnl.Set][]by
 	if f.Sources != nil {
 		all[l.restricted] = key
 		for _, p := range f.Sources.All() {
-			first, _ := l.rangeOf(p)
+			first, _ := nfnl.Bounds(p)
 			all[l.sources] = slices.Concat(key, first)
 		}
 	}

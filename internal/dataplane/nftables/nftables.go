@@ -183,7 +183,7 @@ func (b *Dataplane) updatePools(change *desired.Change) {
 			b.onDemand[c.Family][c.Scope].assignCounter(p, true)
 			b.pools.Set(c.ID, nil)
 		} else {
-			r.after = b.prepareDraw(p)
+			r.after = b.prepareSelector(p)
 		}
 		w.poolUpdates = append(w.poolUpdates, r)
 	}

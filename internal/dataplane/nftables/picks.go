@@ -83,7 +83,7 @@ func (d *scopeSets) chainNames() (all []string) {
 	return all
 }
 
-// draw writes a rule that draws one slot below a size.
+// selector writes a rule that selects a random slot below a size.
 func (w *ruleWriter) selector(chain string, d *scopeSets, size int) {
 	w.slot(chain, "random slot", d, []expr.Any{&expr.Numgen{Register: regSlot, Modulus: uint32(size), Type: unix.NFT_NG_RANDOM}})
 }
@@ -128,13 +128,13 @@ func (s *schema) writePicks(c dataplane.Config, batch *nfnl.Batch, d *scopeSets)
 		batch.AddVerdict(s.table, d.picks, word(d.affinitySelectors()[i]), nfnl.Goto, chain)
 	}
 	for _, size := range startSizes {
-		s.writeDraw(batch, d, size, d.pickChain(size))
+		s.writeSelector(batch, d, size, d.pickChain(size))
 	}
 }
 
-// writeDraw makes a value in the map pools lead to a chain, with session affinity after the chain
+// writeSelector makes a value in the map pools lead to a chain, with session affinity after the chain
 // for that.
-func (s *schema) writeDraw(batch *nfnl.Batch, d *scopeSets, selector int, chain string) {
+func (s *schema) writeSelector(batch *nfnl.Batch, d *scopeSets, selector int, chain string) {
 	batch.AddVerdict(s.table, d.picks, word(uint32(selector)), nfnl.Goto, chain)
 	batch.AddVerdict(s.table, d.stickyPicks, word(uint32(selector|stickySelector)), nfnl.Goto, chain)
 }

@@ -359,24 +359,13 @@ func (r *tableReader) intervals(set *nfnl.Set, visit func(first nfnl.Element, la
 	for i, e := range starts {
 		first, last := e.Key, bytes.Repeat([]byte{0xff}, len(e.Key))
 		if i < len(ends) {
-			last = before(ends[i])
+			last = nfnl.Before(ends[i])
 		}
 		if bytes.Compare(first, last) > 0 {
 			r.fault("an interval of %s ends before it starts %x", set.Name, first)
 		}
 		visit(e, last)
 	}
-}
-
-// before returns the preceding key.
-func before(key []byte) []byte {
-	prev := slices.Clone(key)
-	for i := len(prev) - 1; i >= 0; i-- {
-		if prev[i]--; prev[i] != 0xff {
-			break
-		}
-	}
-	return prev
 }
 
 // prefix returns the prefix that contains exactly the addresses from first to last.
@@ -386,7 +375,7 @@ func (r *tableReader) prefix(first, last []byte) netip.Prefix {
 		bits++
 	}
 	p := netip.PrefixFrom(r.ip(first), bits)
-	if f, l := r.rangeOf(p); !bytes.Equal(f, first) || !bytes.Equal(l, last) {
+	if f, l := nfnl.Bounds(p); !bytes.Equal(f, first) || !bytes.Equal(l, last) {
 		r.fault("not a prefix: %x to %x", first, last)
 	}
 	return p

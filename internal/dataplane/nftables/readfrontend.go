@@ -118,7 +118,7 @@ func (r *tableReader) rangesOf(f *desired.Frontend, key []byte) {
 	sources := []netip.Prefix{}
 	if f.Sources != nil {
 		for _, p := range f.Sources.All() {
-			first, _ := r.rangeOf(p)
+			first, _ := nfnl.Bounds(p)
 			if _, has := r.element(r.schema.sources, slices.Concat(key, first)); has {
 				sources = append(sources, p)
 			}

@@ -168,7 +168,7 @@ func (b *Dataplane) prepare(head, tail *nfnl.Batch, s *schema, t *nfnl.Contents,
 	}
 	for _, c := range t.Chains {
 		seconds, remembers := timeoutOf(c.Name)
-		created := remembers || s.isSpecial(c.Name) // when they were first needed
+		created := remembers || s.isOnDemandChain(c.Name) // when they were first needed
 		switch {
 		case s.isCreated(c.Name) && len(c.Base) > 0: // another process's
 			head.FlushChain(s.table, c.Name)
@@ -177,7 +177,7 @@ func (b *Dataplane) prepare(head, tail *nfnl.Batch, s *schema, t *nfnl.Contents,
 			head.DeleteChain(s.table, c.Name)
 		case strings.HasPrefix(c.Name, sealPrefix):
 			head.FlushChain(s.table, c.Name)
-		case !created, b.timeouts[s.family][seconds] > 0, b.hasSpecial(s, c.Name):
+		case !created, b.timeouts[s.family][seconds] > 0, b.needsChain(s, c.Name):
 		case slices.ContainsFunc(t.Rules, func(r nfnl.RuleInfo) bool { return r.Chain == c.Name }):
 			// A chain cannot be deleted together with the last element that
 			// refers to it: before Linux 6.2 the kernel releases such elements

@@ -35,10 +35,10 @@ func TestDeletionDumpsNothing(t *testing.T) {
 	for _, at := range []string{"10.96.0.0:80", "10.96.0.1:80", "192.0.2.1:30080", "192.0.2.2:30080", "192.0.2.2:30081", "[fd00:96::]:80", "[fd00:96::1]:80"} {
 		to := netip.MustParseAddrPort(at)
 		s := &schemas[desired.FamilyOf(to.Addr())]
-		b.AddElement(s.table, s.rejected, s.addr(s.nodePortKey(nil, desired.TCP, to.Port()), to.Addr().As16()), nil, "")
+		b.AddElement(s.table, s.rejected, s.addr(nfnl.AppendPort(nil, uint8(desired.TCP), to.Port()), to.Addr().As16()), nil, "")
 	}
 	limits := &limitSchemas[desired.IPv4] // of packets to web-0 when it had some
-	b.AddElement(limits.table, limits.rejected, limits.addr(limits.nodePortKey(nil, desired.TCP, 80), netip.MustParseAddr("10.96.0.0").As16()), nil, "")
+	b.AddElement(limits.table, limits.rejected, limits.addr(nfnl.AppendPort(nil, uint8(desired.TCP), 80), netip.MustParseAddr("10.96.0.0").As16()), nil, "")
 	if err := k.conn.Commit(0, &b); err != nil {
 		t.Fatal(err)
 	}

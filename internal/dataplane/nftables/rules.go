@@ -4,6 +4,7 @@ package nftables
 
 import (
 	"encoding/binary"
+	"net"
 	"net/netip"
 	"slices"
 
@@ -494,10 +495,7 @@ func iifname(name string, isPrefix bool, op expr.CmpOp) []expr.Any {
 
 // addrIn compares the address at an offset in the network header with a range.
 func (s *schema) addrIn(offset uint32, cidr netip.Prefix, op expr.CmpOp) []expr.Any {
-	mask := make([]byte, s.addrLen)
-	for i := range cidr.Bits() {
-		mask[i/8] |= 0x80 >> (i % 8)
-	}
+	mask := net.CIDRMask(cidr.Bits(), cidr.Addr().BitLen())
 	return append(s.load(offset),
 		&expr.Bitwise{SourceRegister: regKey, DestRegister: regKey, Len: s.addrLen, Mask: mask, Xor: make([]byte, s.addrLen)},
 		&expr.Cmp{Op: op, Register: regKey, Data: cidr.Addr().AsSlice()},

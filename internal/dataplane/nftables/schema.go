@@ -94,9 +94,7 @@ func newSchema(f nfnl.Family, family desired.Family, saddr uint32, typeofAddr nf
 		return s
 	}
 	sticky := valueOf(4, frontends("sticky"))
-	nodePorts := func(name string) *nfnl.Set {
-		return &nfnl.Set{Name: name, KeyType: nfnl.Concat(nfnl.TypeInetProto, nfnl.TypeInetService), KeyLen: 2 * word}
-	}
+	nodePorts := nfnl.PortSet
 	nodeSticky := valueOf(4, nodePorts("sticky-node-ports"))
 	picks := func(name string) *nfnl.Set {
 		return &nfnl.Set{Name: name, KeyType: nfnl.TypeMark, KeyLen: word, HostOrder: true, DataType: nfnl.TypeVerdict}
@@ -214,14 +212,7 @@ func firstNumber(b []byte) uint32 { return binary.NativeEndian.Uint32(b) }
 
 func port(b []byte, p uint16) []byte { return append(b, byte(p>>8), byte(p), 0, 0) }
 
-func (s *schema) nodePortKey(b []byte, p desired.Protocol, number uint16) []byte {
-	return port(append(b, byte(p), 0, 0, 0), number)
-}
-
 func (s *schema) frontendKey(b []byte, k desired.FrontendKey) []byte {
-	if k.OnNode() {
-		return s.nodePortKey(b, k.Protocol, k.Port())
-	}
 	protocol := uint8(k.Protocol)
 	if k.IsRange() {
 		protocol |= rangeFlag
@@ -260,21 +251,8 @@ func (s *schema) memberKey(b []byte, pool uint32, e desired.Backend) []byte {
 	return s.addr(port(number(b, pool), e.Port()), e.As16())
 }
 
-// rangeOf returns the first and the last address of a range.
-func (s *schema) rangeOf(p netip.Prefix) (first, last []byte) {
-	first = p.Masked().Addr().AsSlice()
-	last = slices.Clone(first)
-	for i := p.Bits(); i < len(last)*8; i++ {
-		last[i/8] |= 0x80 >> (i % 8)
-	}
-	return first, last
-}
-
 // decodeFrontendKey is the inverse of frontendKey, except for the last port of a range.
 func (s *schema) decodeFrontendKey(k []byte) (f desired.FrontendKey, ok bool) {
-	if nodePort := s.nodePortSets[0].frontends.KeyLen; len(k) == int(nodePort) {
-		k = append(make([]byte, s.addrLen), k...)
-	}
 	protocol, a, ok := nfnl.ParseDestination(s.table.Family, k)
 	return desired.FrontendKey{AddrPort: a, Protocol: desired.Protocol(protocol)}, ok
 }

@@ -76,9 +76,9 @@ func (b *Dataplane) readCreated(s *schema) (*nfnl.Batch, error) {
 		for _, picks := range []*nfnl.Set{d.picks, d.stickyPicks} {
 			r.elements(picks, func(e nfnl.Element) {
 				selector := bare(int(int32(firstNumber(e.Key))))
-				if isSpecialDraw(selector) && !written[selector] {
+				if isOnDemand(selector) && !written[selector] {
 					written[selector] = true
-					s.writeSpecial(&batch, d, selector)
+					s.writeOnDemand(&batch, d, selector)
 				}
 			})
 		}
@@ -89,5 +89,5 @@ func (b *Dataplane) readCreated(s *schema) (*nfnl.Batch, error) {
 
 // isCreated reports whether a chain is not covered by the seal.
 func (s *schema) isCreated(name string) bool {
-	return isRememberChain(name) || s.isSpecial(name) || strings.HasPrefix(name, sealPrefix)
+	return isRememberChain(name) || s.isOnDemandChain(name) || strings.HasPrefix(name, sealPrefix)
 }

@@ -131,10 +131,10 @@ func (w *writer) setMember(op op, s *schema, set desired.Set, m desired.Member) 
 		w.key = s.addr(w.key, m.Addr.As16())
 		w.member(op, s, s.hairpin)
 	case desired.RefusedNodePorts:
-		w.key = s.nodePortKey(w.key[:0], m.Protocol, m.Port)
+		w.key = nfnl.AppendPort(w.key[:0], uint8(m.Protocol), m.Port)
 		w.member(op, s, s.loopback)
 	case desired.ServiceCIDRs:
-		first, last := s.rangeOf(m.Prefix())
+		first, last := nfnl.Bounds(m.Prefix())
 		w.interval(op, s, s.serviceCIDRs, first, last)
 	}
 }
@@ -288,7 +288,7 @@ func (w *writer) frontends(op op, s *schema, change *desired.Change) {
 		}
 		key := s.frontendKey(nil, f.FrontendKey)
 		for _, p := range f.Sources.All() {
-			first, last := s.rangeOf(p)
+			first, last := nfnl.Bounds(p)
 			w.interval(op, s, s.sources, slices.Concat(key, first), slices.Concat(key, last))
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/sock"
 	"github.com/slipstream-proxy/slipstream/internal/node/netif"
 	links "github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -198,7 +199,7 @@ func filtered(route *links.Handle) (places []place, err error) {
 
 // removeFilters removes the filters of an Engine from a network namespace.
 func removeFilters(ns int) error {
-	route, err := links.NewHandleAt(namespace(ns), unix.NETLINK_ROUTE)
+	route, err := links.NewHandleAt(sock.Namespace(ns), unix.NETLINK_ROUTE)
 	if err != nil {
 		return err
 	}

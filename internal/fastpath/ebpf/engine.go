@@ -21,9 +21,9 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/bpffs"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ctnetlink"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/sock"
 	"github.com/slipstream-proxy/slipstream/internal/node/sysctl"
 	links "github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 )
@@ -113,9 +113,9 @@ func Open(ns int, tc bool, lease time.Duration) (e *Engine, err error) {
 }
 
 func (e *Engine) dial() (err error) {
-	e.route, err = links.NewHandleAt(namespace(e.netns), unix.NETLINK_ROUTE, unix.NETLINK_XFRM)
+	e.route, err = links.NewHandleAt(sock.Namespace(e.netns), unix.NETLINK_ROUTE, unix.NETLINK_XFRM)
 	if errors.Is(err, unix.EPROTONOSUPPORT) { // it is the kernel that has no IPsec
-		e.route, err = links.NewHandleAt(namespace(e.netns), unix.NETLINK_ROUTE)
+		e.route, err = links.NewHandleAt(sock.Namespace(e.netns), unix.NETLINK_ROUTE)
 	}
 	if err == nil {
 		e.news, err = dialNews(e.netns)
@@ -144,13 +144,6 @@ func (e *Engine) readAttached() {
 			e.attached[at] = &tcxLink{l, e, at, pin}
 		}
 	}
-}
-
-func namespace(ns int) netns.NsHandle {
-	if ns == 0 {
-		return netns.None()
-	}
-	return netns.NsHandle(ns)
 }
 
 // load loads the program and opens or makes the map.

@@ -11,6 +11,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/mdlayher/netlink"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/sock"
 	"github.com/slipstream-proxy/slipstream/internal/node/netif"
 	links "github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -33,16 +34,7 @@ func dialNews(ns int) (*netlink.Conn, error) {
 func (e *Engine) Outdated() (is bool) {
 	raw, err := e.news.SyscallConn()
 	if err == nil {
-		err = raw.Control(func(fd uintptr) {
-			var buf [1]byte // the rest of a message is dropped
-			for {
-				_, _, err := unix.Recvfrom(int(fd), buf[:], unix.MSG_DONTWAIT)
-				if err != nil && err != unix.EINTR && err != unix.ENOBUFS {
-					return
-				}
-				is = true
-			}
-		})
+		is, err = sock.Drain(raw)
 	}
 	return is || err != nil
 }

@@ -4,7 +4,6 @@ package flows
 
 import (
 	"context"
-	"encoding/binary"
 	"fmt"
 	"slices"
 	"time"
@@ -94,8 +93,7 @@ func (c *Conn) translated(ctx context.Context, status uint32, visit func(*Flow))
 func (c *Conn) each(ctx context.Context, status uint32, visit func(*Flow)) error {
 	a := netlink.NewAttributeEncoder()
 	if status != 0 {
-		a.Bytes(nl.CTA_STATUS, binary.BigEndian.AppendUint32(nil, status))
-		a.Bytes(ctnetlink.StatusMask, binary.BigEndian.AppendUint32(nil, status))
+		ctnetlink.WithStatus(a, status, false)
 	}
 	attributes, err := a.Encode()
 	if err != nil {

@@ -32,6 +32,17 @@ const (
 	StatusMask = 26 // Linux 5.15
 )
 
+// WithStatus appends to a request for a dump that entries need one of some bits of their status (Linux 5.15),
+// or with not, none of them.
+func WithStatus(a *netlink.AttributeEncoder, status uint32, not bool) {
+	mask := binary.BigEndian.AppendUint32(nil, status)
+	a.Bytes(StatusMask, mask)
+	if not {
+		mask = make([]byte, len(mask))
+	}
+	a.Bytes(nl.CTA_STATUS, mask)
+}
+
 // Attributes of a filter (enum ctattr_filter): which parts of the tuples in a
 // request count, a bit each. The bits are in net/netfilter/nf_internals.h, which
 // is not among the kernel's exported headers, but the numbers are part of the
@@ -50,20 +61,9 @@ const (
 // Bits of an entry's status (enum ip_conntrack_status).
 const (
 	StatusSeenReply = 1 << 1
-	StatusAssured   = 1 << 2
-	StatusSNAT      = 1 << 4
 	StatusDNAT      = 1 << 5
-	StatusDying     = 1 << 9
 	StatusOffload   = 1 << 14
 	StatusHWOffload = 1 << 15
-)
-
-// Attributes of entries that package nl lacks (enum ctattr_type).
-const (
-	Help        = 5
-	SeqAdjOrig  = 15
-	SeqAdjReply = 16
-	Synproxy    = 24 // Linux 4.14
 )
 
 // Tuple is the protocol, source and destination of packets in one direction.
@@ -303,7 +303,7 @@ func (c *Conn) Get(ctx context.Context, t Tuple) (attributes []byte, err error) 
 	a := netlink.NewAttributeEncoder()
 	t.Encode(a, nl.CTA_TUPLE_ORIG)
 	err = c.exchange(ctx, func() error {
-		m, err := message(MsgGet, netlink.Request, t, a)
+		m, err := Request(MsgGet, 0, t.family(), a)
 		if err != nil {
 			return err
 		}
@@ -347,17 +347,20 @@ func UpdateOf(t Tuple, set func(*netlink.AttributeEncoder)) (netlink.Message, er
 	a := netlink.NewAttributeEncoder()
 	t.Encode(a, nl.CTA_TUPLE_ORIG)
 	set(a)
-	return message(MsgNew, netlink.Request|netlink.Acknowledge, t, a)
+	return Request(MsgNew, netlink.Acknowledge, t.family(), a)
 }
 
-// message is a request about an entry.
-func message(typ netlink.HeaderType, flags netlink.HeaderFlags, t Tuple, a *netlink.AttributeEncoder) (netlink.Message, error) {
-	family := uint8(unix.AF_INET)
+func (t Tuple) family() uint8 {
 	if t.Src.Addr().Is6() {
-		family = unix.AF_INET6
+		return unix.AF_INET6
 	}
+	return unix.AF_INET
+}
+
+// Request is a request about an entry of a family.
+func Request(typ netlink.HeaderType, flags netlink.HeaderFlags, family uint8, a *netlink.AttributeEncoder) (netlink.Message, error) {
 	attributes, err := a.Encode()
-	return netlink.Message{Header: netlink.Header{Type: typ, Flags: flags}, Data: append(Header(family), attributes...)}, err
+	return netlink.Message{Header: netlink.Header{Type: typ, Flags: netlink.Request | flags}, Data: append(Header(family), attributes...)}, err
 }
 
 // Execute sends requests at once and calls answer with the kernel's answer to each, nil
@@ -383,22 +386,7 @@ func (c *Conn) Execute(ctx context.Context, requests []netlink.Message, answer f
 // exchange runs f on a socket without answers of former exchanges.
 func (c *Conn) exchange(ctx context.Context, f func() error) error {
 	return sock.Exchange(ctx, c.sock, func() error {
-		c.drain()
+		_, _ = sock.Drain(c.raw) // f reports an error
 		return f()
-	})
-}
-
-// drain discards answers that a failed exchange has left in the socket, so that the next
-// exchange does not read them.
-func (c *Conn) drain() {
-	var buf [1]byte // the rest of a datagram is dropped
-	// An error is reported by the next exchange.
-	_ = c.raw.Read(func(fd uintptr) bool {
-		for {
-			_, _, err := unix.Recvfrom(int(fd), buf[:], unix.MSG_DONTWAIT)
-			if err != nil && err != unix.EINTR && err != unix.ENOBUFS {
-				return true
-			}
-		}
 	})
 }

@@ -34,7 +34,7 @@ func table(t testing.TB, n int) *Conn {
 		there.Encode(a, nl.CTA_TUPLE_ORIG)
 		back.Encode(a, nl.CTA_TUPLE_REPLY)
 		a.Bytes(nl.CTA_TIMEOUT, binary.BigEndian.AppendUint32(nil, 600))
-		m, err := message(MsgNew, netlink.Request|netlink.Acknowledge|netlink.Create|netlink.Excl, there, a)
+		m, err := Request(MsgNew, netlink.Acknowledge|netlink.Create|netlink.Excl, there.family(), a)
 		must(t, err)
 		must(t, c.exchange(context.Background(), func() error { _, err := c.sock.Execute(m); return err }))
 	}

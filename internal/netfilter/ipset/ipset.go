@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/sock"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
@@ -69,10 +70,7 @@ type Conn struct {
 // Dial connects in a network namespace, given by a file descriptor; 0 is the calling
 // thread's. A kernel without IP sets gives an error for which nfnl.IsUnsupported is true.
 func Dial(namespace int) (*Conn, error) {
-	ns := netns.None()
-	if namespace != 0 {
-		ns = netns.NsHandle(namespace)
-	}
+	ns := sock.Namespace(namespace)
 	handle, err := netlink.NewHandleAt(ns, unix.NETLINK_NETFILTER)
 	if err != nil {
 		return nil, fmt.Errorf("netlink socket to netfilter: %w", err)

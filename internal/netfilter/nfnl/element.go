@@ -4,6 +4,7 @@ package nfnl
 
 import (
 	"encoding/binary"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -111,6 +112,27 @@ func after(key []byte) ([]byte, bool) {
 		}
 	}
 	return nil, false
+}
+
+// Before returns the preceding key, and that of the largest number for 0.
+func Before(key []byte) []byte {
+	prev := slices.Clone(key)
+	for i := len(prev) - 1; i >= 0; i-- {
+		if prev[i]--; prev[i] != 0xff {
+			break
+		}
+	}
+	return prev
+}
+
+// Bounds returns the first and the last address of a range.
+func Bounds(p netip.Prefix) (first, last []byte) {
+	first = p.Masked().Addr().AsSlice()
+	last = slices.Clone(first)
+	for i := p.Bits(); i < len(last)*8; i++ {
+		last[i/8] |= 0x80 >> (i % 8)
+	}
+	return first, last
 }
 
 // DeleteElement deletes an element, which must exist (else ENOENT).

@@ -71,40 +71,32 @@ type ctDirected struct {
 func OriginalDestination(f Family, register uint32) []expr.Any {
 	next := register + f.AddrLen()/4
 	return []expr.Any{
-		CtDestination(f, Original, register),
+		CtDestination.Load(f, Original, register),
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: next},
-		CtDestinationPort(Original, next+1),
+		CtDestinationPort.Load(f, Original, next+1),
 	}
 }
 
-// CtSource loads the source address of a connection's packets in one direction: the client's
-// address in the original direction, and the server's address, after any DNAT, in the reply
-// direction (Linux 4.17). The rule does not match connections of the other family.
-func CtSource(f Family, direction uint8, register uint32) expr.Any {
-	key := uint32(ctSrcIP)
+// CtField is a field that a connection's packets have in one direction, before any translation: its keys for IPv4
+// and IPv6. The source is the client in the original direction, and the server, after any DNAT, in the reply
+// direction.
+type CtField struct{ ipv4, ipv6 expr.CtKey }
+
+// The fields.
+var (
+	CtSource          = CtField{ctSrcIP, ctSrcIP6}
+	CtDestination     = CtField{ctDstIP, ctDstIP6}
+	CtSourcePort      = CtField{expr.CtKeyPROTOSRC, expr.CtKeyPROTOSRC}
+	CtDestinationPort = CtField{expr.CtKeyPROTODST, expr.CtKeyPROTODST}
+)
+
+// Load loads the field (Linux 4.17). The rule does not match connections of the other family.
+func (c CtField) Load(f Family, direction uint8, register uint32) expr.Any {
+	key := c.ipv4
 	if f == IPv6 {
-		key = ctSrcIP6
+		key = c.ipv6
 	}
-	return ctDirected{&expr.Ct{}, key, register, direction}
-}
-
-// CtSourcePort loads the source port of a connection's packets in one direction, as CtSource does the address.
-func CtSourcePort(direction uint8, register uint32) expr.Any {
-	return ctDirected{&expr.Ct{}, uint32(expr.CtKeyPROTOSRC), register, direction}
-}
-
-// CtDestination loads the destination address of a connection's packets in one direction, before any translation.
-func CtDestination(f Family, direction uint8, register uint32) expr.Any {
-	key := uint32(ctDstIP)
-	if f == IPv6 {
-		key = ctDstIP6
-	}
-	return ctDirected{&expr.Ct{}, key, register, direction}
-}
-
-// CtDestinationPort loads the destination port like that.
-func CtDestinationPort(direction uint8, register uint32) expr.Any {
-	return ctDirected{&expr.Ct{}, uint32(expr.CtKeyPROTODST), register, direction}
+	return ctDirected{&expr.Ct{}, uint32(key), register, direction}
 }
 
 func (e ctDirected) encode() []byte {

@@ -16,8 +16,8 @@ func TestCtDirectionIsAByte(t *testing.T) {
 	for name, e := range map[string]expr.Any{
 		"address":           original[0],
 		"port":              original[2],
-		"CtSource":          CtSource(IPv4, Original, 8),
-		"CtDestinationPort": CtDestinationPort(Original, 8),
+		"CtSource":          CtSource.Load(IPv4, Original, 8),
+		"CtDestinationPort": CtDestinationPort.Load(IPv4, Original, 8),
 	} {
 		b, err := encode(IPv4, e)
 		if err != nil {

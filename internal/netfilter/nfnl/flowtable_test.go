@@ -123,7 +123,7 @@ func TestAddRuleInfo(t *testing.T) {
 		b.AddChain(both, Chain{Name: "next"})
 		b.AddChain(both, Chain{Name: "forward", Hook: &Hook{"filter", unix.NF_INET_FORWARD, 0}})
 		for _, exprs := range [][]expr.Any{
-			{CtSource(IPv4, Reply, 8), &expr.Lookup{SourceRegister: 8, SetName: set.Name, Invert: true}, &expr.Verdict{Kind: expr.VerdictReturn}},
+			{CtSource.Load(IPv4, Reply, 8), &expr.Lookup{SourceRegister: 8, SetName: set.Name, Invert: true}, &expr.Verdict{Kind: expr.VerdictReturn}},
 			{&expr.Ct{Key: expr.CtKeyPKTS, Register: 8}, &expr.Byteorder{SourceRegister: 8, DestRegister: 8, Op: expr.ByteorderHton, Len: 8, Size: 8}, &expr.Verdict{Kind: expr.VerdictGoto, Chain: "next"}},
 			append([]expr.Any{&expr.FlowOffload{Name: "f"}}, CountIn("n")...),
 		} {

@@ -128,22 +128,37 @@ func (s *Set) isMap() bool { return s.DataType != 0 }
 
 // DestinationSet returns a set of destinations: addresses with protocol and port.
 func DestinationSet(f Family, name string) *Set {
-	const words = 8 // of protocol and port
-	return &Set{Name: name, KeyType: Concat(f.AddrType(), TypeInetProto, TypeInetService), KeyLen: f.AddrLen() + words}
+	return &Set{Name: name, KeyType: Concat(f.AddrType(), TypeInetProto, TypeInetService), KeyLen: f.AddrLen() + portLen}
 }
 
-// AppendDestination appends the key of a destination.
+// PortSet returns a set of destinations at any address: protocols with ports.
+func PortSet(name string) *Set {
+	return &Set{Name: name, KeyType: Concat(TypeInetProto, TypeInetService), KeyLen: portLen}
+}
+
+const portLen = 8 // a protocol and a port, in bytes
+
+// AppendDestination appends the key of a destination, which is in a PortSet if the address is unspecified.
 func AppendDestination(b []byte, protocol uint8, a netip.AddrPort) []byte {
-	ip := a.Addr().As16()
-	b = append(b, ip[16-a.Addr().BitLen()/8:]...)
-	b = append(b, protocol, 0, 0, 0)
-	return append(binary.BigEndian.AppendUint16(b, a.Port()), 0, 0)
+	if !a.Addr().IsUnspecified() {
+		ip := a.Addr().As16()
+		b = append(b, ip[16-a.Addr().BitLen()/8:]...)
+	}
+	return AppendPort(b, protocol, a.Port())
+}
+
+// AppendPort appends the key of a protocol and a port.
+func AppendPort(b []byte, protocol uint8, port uint16) []byte {
+	return append(binary.BigEndian.AppendUint16(append(b, protocol, 0, 0, 0), port), 0, 0)
 }
 
 // ParseDestination is the inverse of AppendDestination. It ignores what follows the key of a
 // destination with addresses of the family.
 func ParseDestination(f Family, b []byte) (protocol uint8, a netip.AddrPort, ok bool) {
 	n := int(f.AddrLen())
+	if len(b) == portLen {
+		b = append(make([]byte, n), b...)
+	}
 	if len(b) < n+6 {
 		return 0, a, false
 	}

@@ -7,9 +7,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"syscall"
 	"time"
 
 	"github.com/mdlayher/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 )
 
 // Dial opens a netlink socket to a part of the kernel; errors name that part. The kernel
@@ -25,6 +28,31 @@ func Dial(protocol int, to string, c netlink.Config) (*netlink.Conn, error) {
 		}
 	}
 	return s, nil
+}
+
+// Namespace is a network namespace, given by a file descriptor, as package vishvananda/netlink names it. 0 is
+// the calling thread's.
+func Namespace(fd int) netns.NsHandle {
+	if fd == 0 {
+		return netns.None()
+	}
+	return netns.NsHandle(fd)
+}
+
+// Drain discards the messages in a socket, and reports whether there were some. Those that the kernel has
+// dropped for want of space count too.
+func Drain(raw syscall.RawConn) (some bool, err error) {
+	err = raw.Control(func(fd uintptr) {
+		var buf [1]byte // the rest of a message is dropped
+		for {
+			_, _, err := unix.Recvfrom(int(fd), buf[:], unix.MSG_DONTWAIT)
+			if err != nil && err != unix.EINTR && err != unix.ENOBUFS {
+				return
+			}
+			some = true
+		}
+	})
+	return some, err
 }
 
 // Commit sends a change to the kernel, which send does by one system call or one command. Tests replace Commit to make

@@ -123,7 +123,7 @@ func (c *Conn) walk(ctx context.Context, s *search, stats *Stats, visit func(dat
 		}
 	}
 	stats.Dumps++
-	return c.dump(ctx, s.family, nil, visit)
+	return c.conn.Dump(ctx, uint8(s.family), nil, visit)
 }
 
 // Destinations lists the destinations, before translation, of translated flows of UDP and SCTP.
@@ -159,7 +159,7 @@ func (c *Conn) findFiltered(ctx context.Context, s *search, stats *Stats, visit 
 			return fmt.Errorf("filter: %w", err)
 		}
 		stats.Dumps++
-		if err := c.dump(ctx, s.family, attributes, visit); err != nil {
+		if err := c.conn.Dump(ctx, uint8(s.family), attributes, visit); err != nil {
 			return err
 		}
 	}
@@ -184,11 +184,6 @@ func (c *Conn) abilities(ctx context.Context, f family) abilities {
 // refused reports whether the kernel does not support a request.
 func refused(err error) bool {
 	return errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ERANGE)
-}
-
-// dump calls visit with each entry that matches the attributes.
-func (c *Conn) dump(ctx context.Context, f family, attributes []byte, visit func(data []byte)) error {
-	return c.conn.Dump(ctx, uint8(f), attributes, visit)
 }
 
 // deleteAtOnce is the number of deletions in one message.

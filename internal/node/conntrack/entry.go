@@ -74,16 +74,5 @@ func (e *entry) deletion() (netlink.Message, error) {
 	if e.zone != nil {
 		a.Bytes(nl.CTA_ZONE, e.zone)
 	}
-	return request(ctnetlink.MsgDelete, netlink.Acknowledge, e.family, a)
-}
-
-func header(f family) []byte { return ctnetlink.Header(uint8(f)) }
-
-// request returns a message to the kernel.
-func request(typ netlink.HeaderType, flags netlink.HeaderFlags, f family, a *netlink.AttributeEncoder) (netlink.Message, error) {
-	b, err := a.Encode()
-	return netlink.Message{
-		Header: netlink.Header{Type: typ, Flags: netlink.Request | flags},
-		Data:   append(header(f), b...),
-	}, err
+	return ctnetlink.Request(ctnetlink.MsgDelete, netlink.Acknowledge, uint8(e.family), a)
 }

@@ -3,7 +3,6 @@
 package conntrack
 
 import (
-	"encoding/binary"
 	"net/netip"
 	"slices"
 
@@ -104,8 +103,7 @@ func (f *filter) attributes(family family, able abilities) ([]byte, error) {
 		return nil
 	})
 	if f.unanswered {
-		a.Bytes(nl.CTA_STATUS, []byte{0, 0, 0, 0})
-		a.Bytes(ctnetlink.StatusMask, binary.BigEndian.AppendUint32(nil, ctnetlink.StatusSeenReply))
+		ctnetlink.WithStatus(a, ctnetlink.StatusSeenReply, true)
 	}
 	return a.Encode()
 }

@@ -66,7 +66,7 @@ func (c *Conn) probe(ctx context.Context, f family) (able abilities, err error) 
 		attributes, e := filter.attributes(f, able)
 		if e == nil {
 			var seen entry
-			e = c.dump(ctx, f, attributes, func(data []byte) {
+			e = c.conn.Dump(ctx, uint8(f), attributes, func(data []byte) {
 				found = found || seen.parse(data) && seen.destination == to && seen.replies == to
 			})
 		}
@@ -90,7 +90,7 @@ func (c *Conn) probe(ctx context.Context, f family) (able abilities, err error) 
 func (c *Conn) ask(ctx context.Context, typ netlink.HeaderType, flags netlink.HeaderFlags, f family, fill func(*netlink.AttributeEncoder)) error {
 	a := netlink.NewAttributeEncoder()
 	fill(a)
-	m, err := request(typ, flags|netlink.Acknowledge, f, a)
+	m, err := ctnetlink.Request(typ, flags|netlink.Acknowledge, uint8(f), a)
 	if err != nil {
 		return err
 	}

@@ -18,7 +18,6 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ctnetlink"
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -240,8 +239,7 @@ func (c *Counter) readTable(ctx context.Context) error {
 	c.open = map[uint32]connection{}
 	clear(c.waiting) // their answers may be among the events that were lost
 	a := netlink.NewAttributeEncoder()
-	a.Bytes(nl.CTA_STATUS, binary.BigEndian.AppendUint32(nil, ctnetlink.StatusDNAT))
-	a.Bytes(ctnetlink.StatusMask, binary.BigEndian.AppendUint32(nil, ctnetlink.StatusDNAT)) // Linux 5.15
+	ctnetlink.WithStatus(a, ctnetlink.StatusDNAT, false)
 	attributes, err := a.Encode()
 	if err != nil {
 		return err

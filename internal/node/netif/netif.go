@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/sock"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
@@ -60,10 +61,7 @@ type sockets struct {
 }
 
 func (n Namespace) open() (s sockets, err error) {
-	ns := netns.None()
-	if n != 0 {
-		ns = netns.NsHandle(n)
-	}
+	ns := sock.Namespace(int(n))
 	if s.addresses, err = netlink.NewHandleAt(ns, unix.NETLINK_ROUTE); err == nil {
 		if s.links, err = nl.GetNetlinkSocketAt(ns, netns.None(), unix.NETLINK_ROUTE); err != nil {
 			s.addresses.Close()

@@ -293,8 +293,8 @@ func (t *tracer) arm() (err error) {
 			chain(chainReply+name, at.Num, at.Priority)
 			b.AddRule(t.table, chainReply+name, "", is,
 				equal(&expr.Ct{Key: expr.CtKeyDIRECTION, Register: register}, []byte{nfnl.Reply}),
-				equal(nfnl.CtSource(family, nfnl.Original, register), t.src.Addr().AsSlice()),
-				equal(nfnl.CtSourcePort(nfnl.Original, register), port(t.src.Port())),
+				equal(nfnl.CtSource.Load(family, nfnl.Original, register), t.src.Addr().AsSlice()),
+				equal(nfnl.CtSourcePort.Load(family, nfnl.Original, register), port(t.src.Port())),
 				nfnl.OriginalDestination(family, register), []expr.Any{&expr.Cmp{Op: expr.CmpOpEq, Register: register, Data: t.dst.Addr().AsSlice()}},
 				trace)
 		}
