@@ -31,20 +31,14 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Options configure the loop.
+// Options configure the loop. Functions and interfaces may be nil where they are not needed.
 type Options struct {
-	// MinSyncPeriod is the minimum time between two syncs. The first change is
-	// programmed at once. Changes within this time after it are programmed together
-	// when it has passed.
-	MinSyncPeriod time.Duration
+	MinSyncPeriod time.Duration // least time between two syncs: changes within it are programmed together at its end
+	CheckPeriod   time.Duration // of Dataplane.Check
 
-	// Readers returns the netfilter sockets of other processes, as implemented by
-	// nfnl.Readers.Look. While changes continue, syncs wait for programs that read the
-	// ruleset (see pace). If nil, only MinSyncPeriod applies.
+	// Readers returns the netfilter sockets of other processes, as nfnl.Readers.Look does. While changes
+	// continue, syncs wait for programs that read the ruleset (see pace).
 	Readers func() ([]nfnl.Reader, error)
-
-	// CheckPeriod is the period of Dataplane.Check.
-	CheckPeriod time.Duration
 
 	// VerifyPeriod is the period of comparing the kernel's whole content with the
 	// programmed content, in the background and with low priority; 0 for never.
@@ -53,64 +47,42 @@ type Options struct {
 	OpenReader   func(context.Context) (Reader, error)
 
 	// NodeAddresses delivers all addresses of this node, at the start and after each
-	// change, as implemented by netif.Namespace.WatchAddresses. Nil if not needed.
+	// change, as netif.Namespace.WatchAddresses does.
 	NodeAddresses func(ctx context.Context, deliver func([]netip.Addr)) error
 
-	// HealthChecks, Relays and StaleFlows are called when the kernel has a change.
-	// They may be nil.
+	// These are called when the kernel has a change. FastPath is called by other goroutines.
 	HealthChecks HealthChecks
 	Relays       Relays
 	StaleFlows   StaleFlows
+	FastPath     Follower
+	Sockets      Follower
 
 	// FlowDestinations lists the destinations of UDP and SCTP flows, before translation, as
-	// conntrack.Conn does. It may be nil.
+	// conntrack.Conn does.
 	FlowDestinations func(context.Context) ([]desired.FrontendKey, error)
 
-	// Loads is updated while there are Services with least-connection scheduling. It may be
-	// nil.
-	Loads Loads
-
-	// Probe connects from this node to an endpoint by TCP. Nothing has outlier detection without Loads.
-	Probe func(context.Context, netip.AddrPort) error
-
-	// FastPath receives frontends too, in other goroutines. It may be nil.
-	FastPath Follower
-
-	// Sockets receives all changes too. It may be nil.
-	Sockets Follower
+	Loads Loads                                       // updated while there are Services with least-connection scheduling
+	Probe func(context.Context, netip.AddrPort) error // connects to an endpoint by TCP, for outlier detection, which needs Loads too
 
 	// PolicyChanged is called some time after a NetworkPolicy has changed, in another
-	// goroutine. It is called again after an error. It may be nil.
+	// goroutine, and again after an error.
 	PolicyChanged func(context.Context) error
 
 	// ResetDeletedNodes resets TCP connections to endpoints of Nodes that were deleted. The
 	// source has to deliver the metadata of all Nodes.
 	ResetDeletedNodes bool
 
-	// NodeName is the name of this node's object, which determines whether the node
-	// is eligible (see Proxy.NodeEligible). With NodeRequired, the node is not
-	// eligible before the object exists.
+	// NodeName is the name of this node's object, which determines whether the node is eligible (see
+	// Proxy.NodeEligible). With NodeRequired, the node is not eligible before the object exists, and there is a
+	// warning when it has been missing for NodeWait, 30 seconds if 0.
 	NodeName     string
 	NodeRequired bool
+	NodeWait     time.Duration
 
-	// NodeWait is how long a required Node object may be missing before a warning;
-	// 30 seconds if 0.
-	NodeWait time.Duration
-
-	// PodCIDRs says that traffic from this node's pods is recognized by the Node's
-	// spec.podCIDRs.
-	PodCIDRs bool
-
-	// LateAfter is how long a change may wait before the proxy becomes unhealthy; a
-	// minute if 0.
-	LateAfter time.Duration
-
-	// Ready is called once, in its own goroutine, after the first successful sync.
-	// Run waits for it. It may be nil.
-	Ready func(context.Context)
-
-	// Events receives warnings for administrators. It may be nil.
-	Events Events
+	PodCIDRs  bool                  // the Node's spec.podCIDRs tell traffic of this node's pods
+	LateAfter time.Duration         // after which a change that waits makes the proxy unhealthy; a minute if 0
+	Ready     func(context.Context) // called once, in its own goroutine, after the first successful sync; Run waits for it
+	Events    Events
 }
 
 // Events receives warnings for administrators, as implemented by events.Recorder.

@@ -13,11 +13,9 @@ package source
 import (
 	"context"
 	"fmt"
+	"reflect"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 )
@@ -46,15 +44,10 @@ const (
 
 // String returns "Set", "Delete" or "Synced".
 func (t Type) String() string {
-	switch t {
-	case Set:
-		return "Set"
-	case Delete:
-		return "Delete"
-	case Synced:
-		return "Synced"
+	if t < Set || t > Synced {
+		return fmt.Sprintf("Type(%d)", int(t))
 	}
-	return fmt.Sprintf("Type(%d)", int(t))
+	return [...]string{Set: "Set", Delete: "Delete", Synced: "Synced"}[t]
 }
 
 // Event is a change of one object, or Synced.
@@ -95,28 +88,13 @@ type Contact struct {
 	Cause   string    `json:"cause,omitempty"`  // why the first of these failed
 }
 
-// Kind returns the Kubernetes kind of an object by its Go type. Decoded objects of an API server
-// have an empty kind.
+// Kind returns the Kubernetes kind of an object, which is the name of its Go type, and "NodeMetadata" for the
+// metadata of a Node. Decoded objects of an API server have an empty kind.
 func Kind(o Object) string {
-	switch o.(type) {
-	case *corev1.Service:
-		return "Service"
-	case *discoveryv1.EndpointSlice:
-		return "EndpointSlice"
-	case *corev1.Node:
-		return "Node"
-	case *networkingv1.ServiceCIDR:
-		return "ServiceCIDR"
-	case *networkingv1.NetworkPolicy:
-		return "NetworkPolicy"
-	case *corev1.Namespace:
-		return "Namespace"
-	case *corev1.Pod:
-		return "Pod"
-	case *metav1.PartialObjectMetadata:
+	if _, is := o.(*metav1.PartialObjectMetadata); is {
 		return "NodeMetadata"
 	}
-	return fmt.Sprintf("%T", o)
+	return reflect.TypeOf(o).Elem().Name()
 }
 
 // Name returns an object's kind, namespace and name for messages, e.g. "Service default/web" or

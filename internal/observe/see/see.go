@@ -36,38 +36,35 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// View reads a running proxy and the kernel below it. Its exported fields do not change.
+// View reads a running proxy and the kernel below it. Its exported fields do not change. Functions are nil
+// where the mode, or the source of objects, does not have what they return.
 type View struct {
 	Proxy   *proxy.Proxy
 	Version string
 	Mode    string
 	Node    string
-	Source  string                // of objects
-	Contact func() source.Contact // nil without an API server
+	Source  string // of objects
 	Started time.Time
+	IPVS    bool // virtual servers serve Services: package desired's Config.IPVS
 
 	Missing []string // features that the mode needs and the node lacks
 	Without [2]bool  // families that are not served for that reason, by desired.Family
 
-	// Describe is the dataplane's. It is called in the proxy's loop.
-	Describe func(*desired.Frontend, desired.PoolID) dataplane.Detail
-	// OpenReader opens a dataplane that reads the kernel's content.
-	OpenReader func(context.Context) (proxy.Reader, error)
-	// Pod returns the node and the addresses of a pod. It is nil without an API server.
-	Pod func(context.Context, types.NamespacedName) (node string, addresses []netip.Addr, err error)
-	// FastPath is nil without a fast path, for the reason NoFastPath.
+	Contact func() source.Contact // with the API server
+	Pod     func(context.Context, types.NamespacedName) (node string, addresses []netip.Addr, err error)
+
+	Describe   func(*desired.Frontend, desired.PoolID) dataplane.Detail // the dataplane's; called in the proxy's loop
+	OpenReader func(context.Context) (proxy.Reader, error)              // opens a dataplane that reads the kernel's content
+
 	FastPath   func() (fastpath.Stats, error)
-	NoFastPath string
-	// IPVS says that virtual servers serve Services: package desired's Config.IPVS.
-	IPVS bool
-	// Sockets is nil without socketLoadBalancing.
-	Sockets *socket.Balancer
-	// Affinity returns the numbers of clients with session affinity, by family. It may be nil.
-	Affinity func() []TableUsage
+	NoFastPath string           // why FastPath is nil
+	Sockets    *socket.Balancer // nil without socketLoadBalancing
+
+	Affinity func() []TableUsage // the numbers of clients with session affinity, by family
 	// ClientsBackend returns the backend that a client of a Service port with session affinity had last, or
-	// zero, and for how long it is remembered. It is nil in modes of which that is not known.
+	// zero, and for how long it is remembered.
 	ClientsBackend func(f *desired.Frontend, client netip.Addr) (desired.Backend, time.Duration, error)
-	// Rejected returns the numbers of refused and dropped packets by destination. It may be nil.
+	// Rejected returns the numbers of refused and dropped packets by destination.
 	Rejected func() (map[desired.FrontendKey]uint64, error)
 
 	Warnings *Warnings

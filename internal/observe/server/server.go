@@ -31,53 +31,30 @@ type Proxy interface {
 	Updated() time.Time
 }
 
-// Options configure a Server.
+// Options configure a Server. Addresses are host and port to listen on; 0.0.0.0 and [::] both mean all
+// addresses of both families. Nothing is served where one is empty.
 type Options struct {
-	// MetricsAddress and HealthzAddress are host and port to listen on; 0.0.0.0
-	// and [::] both mean all addresses of both families. Nothing is served
-	// where one is empty.
-	MetricsAddress, HealthzAddress string
+	HealthzAddress string
+	MetricsAddress string
+	PageAddress    string
+	Page           http.Handler
 
-	// PageAddress is where Page is served, as above.
-	PageAddress string
-	Page        http.Handler
+	CertFile, KeyFile string    // if set, for TLS on the addresses of metrics and of the page
+	Reviewer          *Reviewer // says who may read them; nil for all
+	HardFail          bool      // Run returns an error if an address cannot be served, in place of retrying
 
-	// CertFile and KeyFile, if set, are for TLS on the addresses of metrics and of the page.
-	CertFile, KeyFile string
-	// Reviewer, if not nil, says who may read them.
-	Reviewer *Reviewer
-
-	// HardFail makes Run return an error if an address cannot be served. Otherwise
-	// the Server retries every five seconds.
-	HardFail bool
-
-	// Profiling serves /debug/.
-	Profiling bool
-
-	// Mode is the answer of /proxyMode: "nftables", "iptables" or "ipvs".
-	Mode string
-
-	// Version is shown by /statusz.
-	Version string
-
-	// Configz are the configurations to show, by API group. They are written as
-	// JSON for each answer, so they must not change.
-	Configz map[string]any
-
-	// Flags are the command line's, by name, for /flagz.
-	Flags map[string]string
+	Profiling bool              // serves /debug/
+	Mode      string            // the answer of /proxyMode: "nftables", "iptables" or "ipvs"
+	Version   string            // for /statusz
+	Configz   map[string]any    // configurations to show, by API group; encoded for each answer, so they must not change
+	Flags     map[string]string // the command line's, by name, for /flagz
 
 	Metrics *metrics.Metrics
 	Proxy   Proxy
+	Events  events.Recorder // records addresses that cannot be listened on; nil: they are logged
 
-	// Problems returns the answer of /problems.
-	Problems func(context.Context) (any, error)
-
-	// Events records addresses that cannot be listened on. If nil, they are logged.
-	Events events.Recorder
-
-	// Listen opens a listening socket; net.Listen when nil.
-	Listen func(network, address string) (net.Listener, error)
+	Problems func(context.Context) (any, error)                  // returns the answer of /problems
+	Listen   func(network, address string) (net.Listener, error) // net.Listen if nil
 }
 
 // Server serves kube-proxy's HTTP endpoints. It is used once.

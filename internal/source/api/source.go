@@ -14,27 +14,15 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/source"
 )
 
-// Options configure a Source.
+// Options configure a Source. What they ask for beyond the usual kinds is delivered where the API server allows it.
 type Options struct {
-	// NodeName is the name of the Node that is watched. Required.
-	NodeName string
+	NodeName string // of the Node that is watched; required
 
-	// FastPath delivers what only the fast path uses too, where the API server allows it:
-	// NetworkPolicies, Namespaces, and the pods of the Node, of which only names, labels,
-	// annotations, addresses and the phase remain.
-	FastPath bool
-
-	// Namespaces delivers Namespaces too, like FastPath.
+	FastPath   bool // NetworkPolicies, Namespaces and Pods
 	Namespaces bool
-
-	// Pods delivers the pods too, like FastPath.
-	Pods bool
-
-	// AllNodes delivers the metadata of all Nodes too.
-	AllNodes bool
-
-	// OtherNodes delivers other Nodes too.
-	OtherNodes bool
+	Pods       bool // those of the Node, of which only names, labels, annotations, addresses and the phase remain
+	AllNodes   bool // the metadata of all Nodes
+	OtherNodes bool // other Nodes
 
 	// OnError is called when the API server cannot be reached or refuses a
 	// request, once for each cause while it lasts. Calls are not concurrent.
