@@ -11,7 +11,6 @@ import (
 	"net"
 	"net/http"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/config"
@@ -31,6 +30,7 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 )
 
@@ -183,7 +183,7 @@ func runAgent(ctx context.Context, o agentOptions, fs *pflag.FlagSet) (err error
 	defer func() { err = errors.Join(err, stop()) }()
 	m.OnFastPath(fastPathMetrics(ctl))
 	if o.metricsBind != "" {
-		stop, err := serveMetrics(log, o.metricsBind, m)
+		stop, err := serveMetrics(ctx, o.metricsBind, m)
 		if err != nil {
 			return err
 		}
@@ -219,13 +219,14 @@ func followAll(ctx context.Context, ctl *fastpath.Controller) error {
 		return fmt.Errorf("fast path: %w", err)
 	}
 	var errs logonce.Errors
-	return repeatUntil(ctx, config.DefaultCheckPeriod, func() {
+	wait.NonSlidingUntilWithContext(ctx, func(context.Context) {
 		if ctl.Check(ctx) == nil {
 			return
 		}
 		_, err := ctl.Reconcile(ctx, &desired.Change{})
 		errs.Log(klog.FromContext(ctx), err, "Could not program the fast path, will try again")
-	})
+	}, config.DefaultCheckPeriod)
+	return nil
 }
 
 func addLogFlags(cmd *cobra.Command) {
@@ -236,21 +237,20 @@ func addLogFlags(cmd *cobra.Command) {
 	cmd.Flags().AddGoFlag(v)
 }
 
-func serveMetrics(log klog.Logger, address string, m *metrics.Metrics) (stop func(), err error) {
+func serveMetrics(ctx context.Context, address string, m *metrics.Metrics) (stop func(), err error) {
 	l, err := net.Listen("tcp", address)
 	if err != nil {
 		return nil, fmt.Errorf("--metrics-bind-address: %w", err)
 	}
-	mux := http.NewServeMux()
+	log, mux := klog.FromContext(ctx), http.NewServeMux()
 	mux.Handle("GET /metrics", m.Handler(log))
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: 2 * time.Minute}
-	var serving sync.WaitGroup
-	serving.Go(func() {
-		if err := server.Serve(l); err != nil && !errors.Is(err, http.ErrServerClosed) {
+	return inBackground(ctx, func(ctx context.Context) {
+		defer context.AfterFunc(ctx, func() { server.Close() })()
+		if err := server.Serve(l); ctx.Err() == nil {
 			log.Error(err, "Could not serve metrics")
 		}
-	})
-	return func() { server.Close(); serving.Wait() }, nil
+	}), nil
 }
 
 // addFastPath defines the flags that "slipstream run" and "slipstream fastpath" have

@@ -131,16 +131,3 @@ func frontendsOf(services flows.Services, name string) (all []desired.FrontendKe
 	}
 	return all
 }
-
-func repeatUntil(ctx context.Context, period time.Duration, do func()) error {
-	t := time.NewTicker(period)
-	defer t.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-t.C:
-			do()
-		}
-	}
-}

@@ -483,7 +483,7 @@ func (s *app) serveHTTP(ctx context.Context, p *proxy.Proxy) error {
 		if err != nil {
 			return err
 		}
-		reviewer = &server.Reviewer{Authentication: who, Authorization: may}
+		reviewer = server.NewReviewer(who, may)
 	}
 	servers := server.New(server.Options{
 		MetricsAddress: k.MetricsBindAddress,

@@ -29,6 +29,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/utils/ptr"
 )
 
@@ -155,7 +156,7 @@ func (o *seeOptions) run(ctx context.Context, out io.Writer, show func(out io.Wr
 		return errors.New("--period: must be more than 0")
 	}
 	screen, size := terminal(out)
-	again := func() {
+	wait.NonSlidingUntilWithContext(ctx, func(context.Context) {
 		var b bytes.Buffer // written at once, so that it does not flicker
 		to := &plain.Writer{To: &b}
 		if o.output != "json" {
@@ -171,9 +172,8 @@ func (o *seeOptions) run(ctx context.Context, out io.Writer, show func(out io.Wr
 			text += "\n"
 		}
 		_, _ = io.WriteString(screen, text) // an error ends nothing: the terminal may come back
-	}
-	again()
-	return errors.Join(repeatUntil(ctx, o.period, again), err)
+	}, o.period)
+	return err
 }
 
 // fit cuts text to a terminal's size, of which both numbers may be 0 for unknown.

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"time"
 
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/yaml"
 
 	"github.com/slipstream-proxy/slipstream/internal/config"
@@ -59,12 +61,8 @@ func Parse(data []byte) (*Config, error) {
 
 // field returns a field as it is in the file, or nil.
 func (c *Config) field(path ...string) any {
-	var at any = c.proxy
-	for _, name := range path {
-		block, _ := at.(map[string]any)
-		at = block[name]
-	}
-	return at
+	value, _, _ := unstructured.NestedFieldNoCopy(c.proxy, path...)
+	return value
 }
 
 // set sets a field of a document.
@@ -78,18 +76,6 @@ func set(document map[string]any, value any, path ...string) {
 		document = block
 	}
 	document[path[len(path)-1]] = value
-}
-
-// copied returns a deep copy of a document.
-func copied(document map[string]any) map[string]any {
-	out := map[string]any{}
-	for name, value := range document {
-		if block, ok := value.(map[string]any); ok {
-			value = copied(block)
-		}
-		out[name] = value
-	}
-	return out
 }
 
 // defaultAddresses is the default of nodePortAddresses.
@@ -169,7 +155,7 @@ func (c *Config) algorithm() string {
 // For returns the configuration to use in a mode with these Services: kube-proxy's, with what has to be set so that as
 // little as possible changes, and Slipstream's.
 func (c *Config) For(to string, services []*service) (string, error) {
-	proxy, own, from, t := copied(c.proxy), copied(c.own), config.TraitsOf(c.From), config.TraitsOf(to)
+	proxy, own, from, t := runtime.DeepCopyJSON(c.proxy), runtime.DeepCopyJSON(c.own), config.TraitsOf(c.From), config.TraitsOf(to)
 	set(proxy, to, "mode")
 	addresses := c.KubeProxy.NodePortAddresses
 	if c.unsetAddresses() {

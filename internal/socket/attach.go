@@ -47,7 +47,7 @@ func (b *Balancer) Reconcile(ctx context.Context, full *desired.Change) (stats d
 	if err != nil {
 		return stats, err
 	}
-	if err = u.writeAll(&objects.programMaps); err == nil {
+	if err = u.write(&objects.programMaps); err == nil {
 		clear(b.selected)
 		b.selectPods(ctx, full.Sets[desired.DirectIPs])
 		err = errors.Join(b.allow(objects.Namespaces), b.extend(objects.Lease))

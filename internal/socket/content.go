@@ -180,7 +180,7 @@ func addressOf(a netip.AddrPort) (b programAddress) {
 	return b
 }
 
-// write writes updates one by one.
+// write writes updates.
 func (u *updates) write(to *programMaps) error {
 	return errors.Join(
 		write(to.Endpoints, u.slots), write(to.Pools, u.pools), write(to.NodeAddresses, u.addresses),
@@ -189,16 +189,20 @@ func (u *updates) write(to *programMaps) error {
 }
 
 func write[K comparable, V any](to *ebpf.Map, all []update[K, V]) error {
-	for _, e := range all {
-		var err error
-		if e.gone {
-			if err = to.Delete(&e.key); errors.Is(err, ebpf.ErrKeyNotExist) {
-				err = nil
+	const batch = 4096
+	for some := range slices.Chunk(all, batch) {
+		keys, values := make([]K, 0, len(some)), make([]V, 0, len(some))
+		for _, e := range some {
+			if !e.gone {
+				keys, values = append(keys, e.key), append(values, e.value)
+			} else if err := to.Delete(&e.key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+				return err
 			}
-		} else {
-			_, err = patiently(1, func(int) (int, error) { return 0, to.Put(&e.key, &e.value) })
 		}
-		if err != nil {
+		if len(keys) == 0 {
+			continue
+		}
+		if _, err := patiently(len(keys), func(done int) (int, error) { return to.BatchUpdate(keys[done:], values[done:], nil) }); err != nil {
 			return err
 		}
 	}
@@ -230,30 +234,4 @@ func patiently(n int, put func(done int) (int, error)) (done int, err error) {
 // size is the number of updates.
 func (u *updates) size() int {
 	return len(u.slots) + len(u.pools) + len(u.addresses) + len(u.frontends) + len(u.emptied) + len(u.deleted)
-}
-
-// writeAll writes the updates of a whole content, of which none deletes.
-func (u *updates) writeAll(to *programMaps) error {
-	return errors.Join(
-		writeAll(to.Endpoints, u.slots), writeAll(to.Pools, u.pools), writeAll(to.NodeAddresses, u.addresses), writeAll(to.Frontends, u.frontends),
-	)
-}
-
-func writeAll[K comparable, V any](to *ebpf.Map, all []update[K, V]) error {
-	const batch = 4096
-	for some := range slices.Chunk(all, batch) {
-		keys, values := make([]K, 0, len(some)), make([]V, 0, len(some))
-		for _, e := range some {
-			if !e.gone {
-				keys, values = append(keys, e.key), append(values, e.value)
-			}
-		}
-		if len(keys) == 0 {
-			continue
-		}
-		if _, err := patiently(len(keys), func(done int) (int, error) { return to.BatchUpdate(keys[done:], values[done:], nil) }); err != nil {
-			return err
-		}
-	}
-	return nil
 }

@@ -147,17 +147,13 @@ func (svc *service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if err != nil {
 		panic(err) // all fields can be encoded
 	}
-	h := w.Header()
-	h.Set("Content-Type", "application/json")
-	h.Set("X-Content-Type-Options", "nosniff")
 	// Some load balancers distribute traffic by it.
-	h.Set("X-Load-Balancing-Endpoint-Weight", strconv.FormatInt(a.LocalEndpoints, 10))
+	w.Header().Set("X-Load-Balancing-Endpoint-Weight", strconv.FormatInt(a.LocalEndpoints, 10))
 	status := http.StatusServiceUnavailable
 	if a.LocalEndpoints > 0 && a.ServiceProxyHealthy {
 		status = http.StatusOK
 	}
-	w.WriteHeader(status)
-	_, _ = w.Write(body) // the client may have disconnected
+	server.Answer(w, status, "application/json", body)
 }
 
 func family(r *http.Request) desired.Family {

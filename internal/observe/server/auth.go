@@ -16,6 +16,7 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 )
@@ -23,15 +24,13 @@ import (
 // Reviewer asks the API server who a client is and whether it may get a path, as the kubelet does: by
 // TokenReview and SubjectAccessReview.
 type Reviewer struct {
-	Authentication, Authorization rest.Interface
-
-	mu    sync.Mutex
-	known map[[sha256.Size]byte]reviewed // by token, verb and path
+	authentication, authorization rest.Interface
+	known                         *cache.LRUExpireCache // answers as HTTP statuses, by token, verb and path
 }
 
-type reviewed struct {
-	status int
-	until  time.Time
+// NewReviewer makes a Reviewer with clients for the two groups of the API.
+func NewReviewer(authentication, authorization rest.Interface) *Reviewer {
+	return &Reviewer{authentication, authorization, cache.NewLRUExpireCache(mostReviews)}
 }
 
 const (
@@ -74,11 +73,8 @@ func (r *Reviewer) guard(next http.Handler) http.Handler {
 func (r *Reviewer) status(q *http.Request, token string) int {
 	verb := map[string]string{http.MethodGet: "get", http.MethodHead: "head", http.MethodPut: "put", http.MethodPost: "post"}[q.Method]
 	key := sha256.Sum256(fmt.Appendf(nil, "%q %q %q", token, q.Method, q.URL.Path))
-	r.mu.Lock()
-	known, ok := r.known[key]
-	r.mu.Unlock()
-	if ok && time.Now().Before(known.until) {
-		return known.status
+	if known, ok := r.known.Get(key); ok {
+		return known.(int)
 	}
 	ctx, cancel := context.WithTimeout(q.Context(), reviewTimeout)
 	defer cancel()
@@ -87,18 +83,13 @@ func (r *Reviewer) status(q *http.Request, token string) int {
 		klog.FromContext(ctx).V(2).Info("The API server does not say whether a client may read", "path", q.URL.Path, "reason", err.Error())
 		return http.StatusServiceUnavailable
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.known == nil || len(r.known) >= mostReviews {
-		r.known = map[[sha256.Size]byte]reviewed{}
-	}
-	r.known[key] = reviewed{status, time.Now().Add(reviewLasts)}
+	r.known.Add(key, status, reviewLasts)
 	return status
 }
 
 func (r *Reviewer) ask(ctx context.Context, token, verb, path string) (status int, err error) {
 	who := &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: token}}
-	if err := review(ctx, r.Authentication, "tokenreviews", who); err != nil {
+	if err := review(ctx, r.authentication, "tokenreviews", who); err != nil {
 		return 0, err
 	}
 	if !who.Status.Authenticated {
@@ -113,7 +104,7 @@ func (r *Reviewer) ask(ctx context.Context, token, verb, path string) (status in
 		User: user.Username, UID: user.UID, Groups: user.Groups, Extra: extra,
 		NonResourceAttributes: &authorizationv1.NonResourceAttributes{Path: path, Verb: verb},
 	}}
-	if err := review(ctx, r.Authorization, "subjectaccessreviews", may); err != nil {
+	if err := review(ctx, r.authorization, "subjectaccessreviews", may); err != nil {
 		return 0, err
 	}
 	if !may.Status.Allowed {

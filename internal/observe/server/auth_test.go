@@ -85,7 +85,7 @@ func reviews(t *testing.T) (*Reviewer, *httptest.Server) {
 		}
 		return c
 	}
-	return &Reviewer{Authentication: client(authenticationv1.SchemeGroupVersion), Authorization: client(authorizationv1.SchemeGroupVersion)}, api
+	return NewReviewer(client(authenticationv1.SchemeGroupVersion), client(authorizationv1.SchemeGroupVersion)), api
 }
 
 // TestAuthorization reads metrics over TLS with several tokens, and goes on with a renewed certificate. The address for

@@ -78,9 +78,6 @@ func (h *health) write(w http.ResponseWriter, good bool) (status int) {
 	if err != nil {
 		panic(err) // all fields can be encoded
 	}
-	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("X-Content-Type-Options", "nosniff")
-	w.WriteHeader(status)
-	_, _ = w.Write(body) // the client may have disconnected
+	Answer(w, status, "application/json", body)
 	return status
 }

@@ -56,10 +56,15 @@ func (p *paths) text(path string, answer func(*http.Request) string) {
 }
 
 func writeText(w http.ResponseWriter, status int, text string) {
-	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	Answer(w, status, "text/plain; charset=utf-8", []byte(text))
+}
+
+// Answer answers a request with a body of a media type.
+func Answer(w http.ResponseWriter, status int, media string, body []byte) {
+	w.Header().Set("Content-Type", media)
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(status)
-	_, _ = fmt.Fprint(w, text) // the client may have disconnected
+	_, _ = w.Write(body) // the client may have disconnected
 }
 
 // configz shows the configurations: an object with one member for each API group.
@@ -74,9 +79,7 @@ func (s *Server) configz(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "error marshaling json: "+err.Error(), http.StatusInternalServerError)
 		return
 	}
-	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("X-Content-Type-Options", "nosniff")
-	_, _ = w.Write(body)
+	Answer(w, http.StatusOK, "application/json", body)
 }
 
 // ping answers as in all Kubernetes components.
