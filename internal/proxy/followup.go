@@ -15,26 +15,15 @@ import (
 
 // HealthChecks answers load balancers, as implemented by healthcheck.Server.
 type HealthChecks interface {
-	// Set replaces the answers of the given Services, with at most one check for
-	// each.
-	Set([]desired.HealthCheck)
-
-	// SetAddresses sets the addresses on which to answer. An unspecified address
-	// stands for all of its family.
-	SetAddresses([]netip.Addr)
+	Set([]desired.HealthCheck) // replaces the answers of these Services, with at most one check for each
+	SetAddresses([]netip.Addr) // on which to answer; an unspecified one stands for all of its family
 }
 
 // Relays serves NodePorts on loopback addresses, as implemented by loopback.Server.
-type Relays interface {
-	// Set replaces relays.
-	Set([]desired.Relay)
-}
+type Relays interface{ Set([]desired.Relay) }
 
-// StaleFlows deletes flows from conntrack, as implemented by conntrack.Cleaner.
-type StaleFlows interface {
-	// Enqueue deletes flows soon, in order. It does not block.
-	Enqueue([]desired.StaleFlows)
-}
+// StaleFlows deletes flows from conntrack soon, in order, without blocking, as implemented by conntrack.Cleaner.
+type StaleFlows interface{ Enqueue([]desired.StaleFlows) }
 
 // followUp is the work to do when the changes so far are in effect. The state reports each
 // item only once, so items are kept here while programming fails.

@@ -26,13 +26,8 @@ const retryPeriod = 5 * time.Second
 
 // Options configure a Server.
 type Options struct {
-	// Listen opens a listening socket; net.Listen if nil. Networks are "tcp4" and
-	// "tcp6".
-	Listen func(network, address string) (net.Listener, error)
-
-	// Healthy reports whether this node's proxy works. It is called for each
-	// request, by several goroutines.
-	Healthy func() bool
+	Listen  func(network, address string) (net.Listener, error) // at "tcp4" or "tcp6"; net.Listen if nil
+	Healthy func() bool                                         // whether this node's proxy works; called for each request, by several goroutines
 
 	// Report is called when a Service's port cannot be served, and again when
 	// the error has changed. It must not call the Server.

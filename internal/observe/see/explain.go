@@ -202,8 +202,10 @@ func parseDestination(text string) (d destination, err error) {
 		text, _, _ = strings.Cut(rest, "/")
 		urlPort = map[string]string{"http": "80", "https": "443"}[scheme]
 	}
-	if at := strings.LastIndexByte(text, '/'); at >= 0 && isProtocol(text[at+1:]) {
-		text, d.protocol = text[:at], strings.ToUpper(text[at+1:])
+	if at := strings.LastIndexByte(text, '/'); at >= 0 {
+		if p, known := protocolOf(text[at+1:]); known {
+			text, d.protocol = text[:at], p.String()
+		}
 	}
 	if d.at, err = netip.ParseAddrPort(text); err == nil {
 		return d, nil
@@ -281,10 +283,8 @@ func (x *explainer) find(q Question) error {
 		return err
 	}
 	d.name.Namespace = cmp.Or(d.name.Namespace, q.Namespace)
-	for _, p := range desired.Protocols {
-		if d.at.IsValid() && p.String() == cmp.Or(d.protocol, "TCP") {
-			x.to = desired.FrontendKey{AddrPort: netip.AddrPortFrom(d.at.Addr().Unmap(), d.at.Port()), Protocol: p}
-		}
+	if p, known := protocolOf(cmp.Or(d.protocol, "TCP")); known && d.at.IsValid() {
+		x.to = desired.FrontendKey{AddrPort: netip.AddrPortFrom(d.at.Addr().Unmap(), d.at.Port()), Protocol: p}
 	}
 	inspect := func(look func(*proxy.Inspection)) error {
 		if err := x.view.Proxy.Inspect(x.ctx, look); err != nil {
@@ -338,8 +338,12 @@ func (x *explainer) find(q Question) error {
 	return nil
 }
 
-func isProtocol(s string) bool {
-	return slices.ContainsFunc(desired.Protocols, func(p desired.Protocol) bool { return strings.EqualFold(p.String(), s) })
+func protocolOf(name string) (p desired.Protocol, known bool) {
+	i := slices.IndexFunc(desired.Protocols, func(p desired.Protocol) bool { return strings.EqualFold(p.String(), name) })
+	if i < 0 {
+		return p, false
+	}
+	return desired.Protocols[i], true
 }
 
 // view1 views one Service.

@@ -92,11 +92,7 @@ func Trace(ctx context.Context, x *Explanation, timeout time.Duration, wait func
 		t.step("Trace", "", "For a trace, give an address of this node in place of %s.", t.dst.Addr())
 		return
 	}
-	for _, p := range desired.Protocols {
-		if p.String() == protocol {
-			t.protocol = p
-		}
-	}
+	t.protocol, _ = protocolOf(protocol)
 	t.src = netip.AddrPortFrom(x.Client, 0)
 	if err := t.open(); err != nil {
 		const title, text = "Trace", "The probe could not be sent: %v."

@@ -276,25 +276,20 @@ func (x *explainer) firewalls(in string, hops []hop) {
 	defer conn.Close()
 	chains, err := firewall.Chains(x.ctx, conn, x.family() == desired.IPv6)
 	met, found, replies := []string{}, map[firewall.Dropping][]string{}, map[firewall.Dropping][]string{}
-	for _, c := range chains {
-		passes := false
+	drop := func(c *firewall.Chain, at func(uint32, int32, string, hop) (firewall.Packet, bool), by map[firewall.Dropping][]string) (passes bool) {
 		for _, h := range hops {
-			p, ok := x.packetAt(c.Hook, c.Priority, in, h)
-			if passes = passes || ok; !ok {
-				continue
-			}
-			for _, d := range c.Drops(&p) {
-				found[d] = append(found[d], h.Backend.String())
-			}
-		}
-		for _, h := range hops {
-			if p, ok := x.replyAt(c.Hook, c.Priority, in, h); ok {
+			if p, ok := at(c.Hook, c.Priority, in, h); ok {
+				passes = true
 				for _, d := range c.Drops(&p) {
-					replies[d] = append(replies[d], h.Backend.String())
+					by[d] = append(by[d], h.Backend.String())
 				}
 			}
 		}
-		if passes {
+		return passes
+	}
+	for _, c := range chains {
+		drop(&c, x.replyAt, replies)
+		if drop(&c, x.packetAt, found) {
 			policy := map[bool]string{true: "drop", false: "accept"}[c.Policy]
 			met = append(met, fmt.Sprintf("%s chain %s (%s, priority %d, policy %s)", c.Table, c.Name, hooks[c.Hook], c.Priority, policy))
 		}

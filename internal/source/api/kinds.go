@@ -27,20 +27,10 @@ type kind struct {
 	empty    source.Object
 	list     runtime.Object
 
-	// optional says that the source works without the kind if the API server does not
-	// have it or does not allow to list it.
-	optional bool
-
-	// consequence says what does not work without an optional kind that only some
-	// features need. Its absence is not an error.
-	consequence string
-
-	// strip removes from an object what is not needed. It may be nil.
-	strip func(source.Object)
-
-	// metadata says that only the objects' metadata is requested, and only whether objects
-	// exist is delivered.
-	metadata bool
+	optional    bool                // the source works without the kind, if the API server lacks it or does not allow to list it
+	consequence string              // what does not work without an optional kind that only some features need; its absence is no error
+	strip       func(source.Object) // removes from an object what is not needed; may be nil
+	metadata    bool                // only the metadata is requested, and only whether objects exist is delivered
 }
 
 // object returns a new object of the kind that has only a name.
