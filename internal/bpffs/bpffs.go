@@ -4,11 +4,15 @@
 package bpffs
 
 import (
+	"bytes"
+	"encoding/binary"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
 
+	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 )
 
@@ -52,4 +56,17 @@ func Mount() error {
 		return nil
 	}
 	return os.NewSyscallError("mount", unix.Mount("bpf", root, "bpf", 0, "mode=0700"))
+}
+
+// Program reads the program that bpf2go has compiled for this machine's byte order.
+func Program(compiled fs.FS) (*ebpf.CollectionSpec, error) {
+	name := "program_bpfel.o"
+	if binary.NativeEndian.Uint16([]byte{0, 1}) == 1 {
+		name = "program_bpfeb.o"
+	}
+	object, err := fs.ReadFile(compiled, name)
+	if err != nil {
+		return nil, err
+	}
+	return ebpf.LoadCollectionSpecFromReader(bytes.NewReader(object))
 }

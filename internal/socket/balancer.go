@@ -21,19 +21,11 @@ import (
 
 // Options configure a Balancer. The zero value is for the namespaces of the calling thread.
 type Options struct {
-	// NetNS is a file descriptor of the node's network namespace.
-	NetNS int
-
-	// CGroup is the cgroup, of version 2, whose processes are served; found if "".
-	CGroup string
-
-	// Pods is the folder with the pods' network namespaces; [PodNamespaces] if "".
-	Pods string
-
-	// Selected serves, of pods, only those with an address in desired.DirectIPs.
-	Selected bool
-
-	lease time.Duration // [Lease] if 0
+	NetNS    int           // file descriptor of the node's network namespace
+	CGroup   string        // of version 2, whose processes are served; found if ""
+	Pods     string        // folder with the pods' network namespaces; [PodNamespaces] if ""
+	Selected bool          // of pods, serves only those with an address in desired.DirectIPs
+	lease    time.Duration // [Lease] if 0
 }
 
 // Lease is how long the programs act without a Balancer whose Run runs. Then they leave all connections to the

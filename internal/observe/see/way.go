@@ -19,6 +19,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/firewall"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -75,7 +76,7 @@ func (x *explainer) path(all []desired.Candidate) {
 // clientLink returns the interface on which packets of a client arrive: the one on which it is a
 // neighbor, or else that of the route to it; "" if it is not known.
 func clientLink(a netip.Addr) string {
-	neighbors, err := netlink.NeighList(0, netlinkFamily(a))
+	neighbors, err := netlink.NeighList(0, nl.GetIPFamily(a.AsSlice()))
 	if err == nil {
 		for _, n := range neighbors {
 			if n.IP.Equal(net.IP(a.AsSlice())) && n.State&(netlink.NUD_FAILED|netlink.NUD_INCOMPLETE) == 0 {
@@ -100,13 +101,6 @@ func linkName(index int) string {
 		return ""
 	}
 	return l.Name
-}
-
-func netlinkFamily(a netip.Addr) int {
-	if a.Is6() {
-		return netlink.FAMILY_V6
-	}
-	return netlink.FAMILY_V4
 }
 
 // arrival examines whether the node accepts packets of the client, and returns their interface.
@@ -161,7 +155,7 @@ func (x *explainer) hop(c desired.Candidate, several bool) (h hop, ok bool) {
 		next = gateway.Unmap()
 		via = " via " + next.String()
 	}
-	neighbors, err := netlink.NeighList(r.LinkIndex, netlinkFamily(next))
+	neighbors, err := netlink.NeighList(r.LinkIndex, nl.GetIPFamily(next.AsSlice()))
 	if err != nil {
 		x.step("Route", "", "Neighbors could not be read: %v", err)
 	}

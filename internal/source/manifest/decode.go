@@ -36,15 +36,10 @@ import (
 
 // Content is the content of one file.
 type Content struct {
-	// Objects are the valid objects in the order of the file, with defaults
-	// applied. None occurs twice.
-	Objects []Object
-	// Errors describe the invalid objects and documents.
-	Errors []*Error
-	// Warnings are one line each, with file, document and object.
-	Warnings []string
-	// Ignored names the objects of other kinds, e.g. "Deployment default/web".
-	Ignored []string
+	Objects  []Object // that are valid, in the order of the file, with defaults applied; none occurs twice
+	Errors   []*Error // of invalid objects and documents
+	Warnings []string // one line each, with file, document and object
+	Ignored  []string // objects of other kinds, e.g. "Deployment default/web"
 }
 
 // Object is an object and its position in a file.

@@ -14,18 +14,11 @@ import (
 //
 //	web.yaml: document 2: Service default/web: spec.ports[0].port: Invalid value: 70000: must be between 1 and 65535, inclusive
 type Error struct {
-	// File is the name of the file within the directory, or the path of the
-	// directory.
-	File string
-	// Document counts the documents of the file from 1, without empty ones. It
-	// is 0 for an error of the file as a whole.
-	Document int
-	// Item is the position of the object within a List, e.g. "items[3]".
-	Item string
-	// Object is the kind, namespace and name as far as they could be read.
-	Object string
-	// Errs are the mistakes.
-	Errs []error
+	File     string  // its name within the directory, or the path of the directory
+	Document int     // counted from 1, without empty ones; 0 for an error of the file as a whole
+	Item     string  // the position of the object within a List, e.g. "items[3]"
+	Object   string  // kind, namespace and name, as far as they could be read
+	Errs     []error // the mistakes
 }
 
 // Limits of a message: number of mistakes, and bytes of each.
