@@ -399,40 +399,25 @@ func (o *Objects) nodeStep(c *Choices, s State) {
 
 // SetAll adds all objects to a state, in random order.
 func (o *Objects) SetAll(s State, order *rand.Rand) {
-	var sets []func()
-	for _, svc := range o.services {
-		if svc != nil {
-			sets = append(sets, func() { s.SetService(svc) })
-		}
-	}
-	for _, sl := range o.slices {
-		if sl != nil {
-			sets = append(sets, func() { s.SetEndpointSlice(sl) })
-		}
-	}
-	for _, cidr := range o.cidrs {
-		if cidr != nil {
-			sets = append(sets, func() { s.SetServiceCIDR(cidr) })
-		}
-	}
-	for _, p := range o.pods {
-		if p != nil {
-			sets = append(sets, func() { s.SetPod(p) })
-		}
-	}
-	if o.ns != nil {
-		sets = append(sets, func() { s.SetNamespace(o.ns) })
-	}
-	if o.node != nil {
-		sets = append(sets, func() { s.SetNode(o.node) })
-	}
-	if o.other != nil {
-		sets = append(sets, func() { s.SetNode(o.other) })
-	}
-	sets = append(sets, func() { s.SetNodeAddresses(o.addrs) })
+	sets := []func(){func() { s.SetNodeAddresses(o.addrs) }}
+	add(&sets, s.SetService, o.services[:]...)
+	add(&sets, func(sl *discoveryv1.EndpointSlice) { s.SetEndpointSlice(sl) }, o.slices[:]...)
+	add(&sets, s.SetServiceCIDR, o.cidrs[:]...)
+	add(&sets, s.SetPod, o.pods[:]...)
+	add(&sets, s.SetNamespace, o.ns)
+	add(&sets, func(n *corev1.Node) { s.SetNode(n) }, o.node, o.other)
 	order.Shuffle(len(sets), func(i, j int) { sets[i], sets[j] = sets[j], sets[i] })
 	for _, set := range sets {
 		set()
+	}
+}
+
+// add appends a call of set for each of the objects that exist.
+func add[T any](sets *[]func(), set func(*T), objects ...*T) {
+	for _, o := range objects {
+		if o != nil {
+			*sets = append(*sets, func() { set(o) })
+		}
 	}
 }
 
