@@ -4,13 +4,48 @@ package fastpath
 
 import (
 	"fmt"
+	"net"
 	"testing"
 
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/iface"
 	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
+
+// What these tests need of the kernel: VLAN interfaces (CONFIG_VLAN_8021Q), bonds of interfaces (CONFIG_BONDING), and IPv4
+// tunnels of the driver sit, in its mode ipip (CONFIG_IPV6_SIT).
+var (
+	vlans = withLink("VLANs", func(parent int) netlink.Link {
+		return &netlink.Vlan{LinkAttrs: netlink.LinkAttrs{Name: "probe", ParentIndex: parent}, VlanId: 5}
+	})
+	bonds = withLink("bonds", func(int) netlink.Link { return netlink.NewLinkBond(netlink.LinkAttrs{Name: "probe"}) })
+	ipip  = withLink("IPv4 tunnels", func(int) netlink.Link {
+		return &netlink.Sittun{LinkAttrs: netlink.LinkAttrs{Name: "probe"}, Local: net.IPv4(192, 0, 2, 1), Proto: unix.IPPROTO_IPIP}
+	})
+)
+
+// withLink is the feature of an interface that can be added. make is given the index of one that a VLAN can be on.
+func withLink(name string, make func(parent int) netlink.Link) kerneltest.Feature {
+	return kerneltest.Define(name, func() error {
+		ns, err := lab.NewNamespace()
+		if err != nil {
+			return err
+		}
+		defer ns.Close()
+		parent := netlink.NewVeth(netlink.LinkAttrs{Name: "parent"})
+		parent.PeerName = "peer"
+		if err := ns.Netlink().LinkAdd(parent); err != nil {
+			return err
+		}
+		l, err := ns.Netlink().LinkByName("parent")
+		if err != nil {
+			return err
+		}
+		return ns.Netlink().LinkAdd(make(l.Attrs().Index))
+	}, kerneltest.NetNS)
+}
 
 // underlay is a second network between the world's node and another one, over which the
 // nodes route their pods' traffic.
@@ -164,7 +199,7 @@ const makeVLAN = `
 
 // TestVLAN routes pods' traffic over a VLAN, with the interface below it in the flowtable,
 // as by default, and without it.
-func TestVLAN(t *testing.T) { engines(t, testVLAN, kerneltest.VLAN) }
+func TestVLAN(t *testing.T) { engines(t, testVLAN, vlans) }
 
 func testVLAN(t *testing.T, engine Engine) {
 	for _, c := range []struct{ expression, devices, left string }{
@@ -222,7 +257,7 @@ func (u *underlay) failover(all []*stream) {
 
 // TestBond routes pods' traffic over a bond of two links. By default its links do not take
 // part.
-func TestBond(t *testing.T) { engines(t, testBond, kerneltest.Bond) }
+func TestBond(t *testing.T) { engines(t, testBond, bonds) }
 
 func testBond(t *testing.T, engine Engine) {
 	u := newUnderlay(t, engine, "bond0", makeBond)
@@ -235,7 +270,7 @@ func testBond(t *testing.T, engine Engine) {
 }
 
 // TestVLANOnBond routes pods' traffic over a VLAN on a bond.
-func TestVLANOnBond(t *testing.T) { engines(t, testVLANOnBond, kerneltest.VLAN, kerneltest.Bond) }
+func TestVLANOnBond(t *testing.T) { engines(t, testVLANOnBond, vlans, bonds) }
 
 func testVLANOnBond(t *testing.T, engine Engine) {
 	u := newUnderlay(t, engine, "bond0.5", makeBond+`
@@ -251,7 +286,7 @@ func testVLANOnBond(t *testing.T, engine Engine) {
 // TestIPIP routes pods' traffic through an IPv4 tunnel: one with a remote address, and one
 // whose routes name the remote, as Calico's tunl0. The driver is sit in its mode ipip,
 // which sends and receives as the driver ipip does and which the test kernels have.
-func TestIPIP(t *testing.T) { engines(t, testIPIP, kerneltest.IPIP) }
+func TestIPIP(t *testing.T) { engines(t, testIPIP, ipip) }
 
 func testIPIP(t *testing.T, engine Engine) {
 	for name, remote := range map[string]string{"remote": "remote 192.168.100.1$j", "any": ""} {

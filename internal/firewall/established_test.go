@@ -88,7 +88,7 @@ func examine(t *testing.T, n *lab.Node) (e *Established, err error) {
 
 // newNode is a node for rules. load replaces those it has, and returns what they are to established connections.
 func newNode(t *testing.T) (load func(rules string) *Established) {
-	kerneltest.Require(t, kerneltest.FirewallRules)
+	kerneltest.Require(t, rulesOfFirewalls)
 	n := newLab(t)
 	return func(rules string) *Established {
 		t.Helper()

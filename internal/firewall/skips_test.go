@@ -3,6 +3,7 @@
 package firewall
 
 import (
+	"context"
 	"net/netip"
 	"strings"
 	"testing"
@@ -10,6 +11,27 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 )
+
+// rulesOfFirewalls is what these rules need beside [kerneltest.IPTablesNFT]: nft's log (CONFIG_NFT_LOG), and of iptables the
+// target LOG and the matches limit, recent and string (CONFIG_NETFILTER_XT_MATCH_STRING and so on).
+var rulesOfFirewalls = kerneltest.Define("rules of firewalls", func() error {
+	ns, err := lab.NewNamespace()
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	for _, command := range []string{
+		"nft add table inet probe", "nft add chain inet probe c", "nft add rule inet probe c log",
+		"iptables-nft -A FORWARD -m limit --limit 3/min -j LOG",
+		"iptables-nft -A FORWARD -m recent --set -j ACCEPT",
+		"iptables-nft -A FORWARD -m string --string x --algo bm -j DROP",
+	} {
+		if _, err := ns.Run(context.Background(), "sh", "-c", command); err != nil {
+			return err
+		}
+	}
+	return nil
+}, kerneltest.NFTBinary, kerneltest.IPTablesNFT)
 
 // Those that begin with an asterisk are for iptables-restore.
 var rulesets = []struct {
@@ -60,7 +82,7 @@ COMMIT
 
 // TestSkips evaluates rulesets for packets of established connections.
 func TestSkips(t *testing.T) {
-	kerneltest.Require(t, kerneltest.FirewallRules)
+	kerneltest.Require(t, rulesOfFirewalls)
 	l, err := lab.New()
 	if err != nil {
 		t.Fatal(err)

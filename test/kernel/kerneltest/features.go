@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"slices"
@@ -28,7 +27,7 @@ import (
 )
 
 // Root is user 0, which commands that tests run ask for; capabilities do not count.
-var Root = define("root", func() error {
+var Root = Define("root", func() error {
 	if id := os.Geteuid(); id != 0 {
 		return fmt.Errorf("running as user %d", id)
 	}
@@ -36,7 +35,7 @@ var Root = define("root", func() error {
 })
 
 // OwnClock is a clock that a test may set: that of User Mode Linux.
-var OwnClock = define("clock of its own", func() error {
+var OwnClock = Define("clock of its own", func() error {
 	if !strings.HasSuffix(Kernel(), " uml") {
 		return errors.New("not User Mode Linux, so all processes share the clock")
 	}
@@ -45,7 +44,7 @@ var OwnClock = define("clock of its own", func() error {
 
 // NetNS is the right and the ability to make network namespaces (CONFIG_NET_NS; in a
 // container, CAP_SYS_ADMIN).
-var NetNS = define("network namespaces", func() error {
+var NetNS = Define("network namespaces", func() error {
 	return inNewNetNS(func() error { return nil })
 }, Root)
 
@@ -61,7 +60,7 @@ func inNewNetNS(f func() error) error {
 
 // SCTPSockets is sockets of protocol SCTP, in both styles and both address families
 // (CONFIG_IP_SCTP). Forwarding and tracking SCTP does not need them.
-var SCTPSockets = define("SCTP sockets", func() error {
+var SCTPSockets = Define("SCTP sockets", func() error {
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		for _, style := range []int{unix.SOCK_STREAM, unix.SOCK_SEQPACKET} {
 			fd, err := unix.Socket(family, style|unix.SOCK_CLOEXEC, unix.IPPROTO_SCTP)
@@ -75,14 +74,14 @@ var SCTPSockets = define("SCTP sockets", func() error {
 })
 
 // NFTables is nf_tables with tables of family inet (CONFIG_NF_TABLES_INET, Linux 3.14).
-var NFTables = define("nf_tables", func() error {
+var NFTables = Define("nf_tables", func() error {
 	return withProbeTable(func(*nftables.Conn, *nftables.Table) {})
 }, NetNS)
 
 // Flowtable is nf_tables flowtables of family inet and the rules that put connections into
 // them and count these (CONFIG_NF_FLOW_TABLE_INET and CONFIG_NFT_FLOW_OFFLOAD, Linux 4.16;
 // before Linux 6.2 CONFIG_NFT_OBJREF).
-var Flowtable = define("flowtables", func() error {
+var Flowtable = Define("flowtables", func() error {
 	return withProbeTable(func(conn *nftables.Conn, table *nftables.Table) {
 		flowtable := conn.AddFlowtable(&nftables.Flowtable{
 			Table:    table,
@@ -109,7 +108,7 @@ var Flowtable = define("flowtables", func() error {
 
 // BPFIngress is BPF programs at the ingress of interfaces that may look up conntrack entries
 // (CONFIG_DEBUG_INFO_BTF, Linux 6.0).
-var BPFIngress = define("BPF at ingress", func() error {
+var BPFIngress = Define("BPF at ingress", func() error {
 	err := withProbeTable(func(conn *nftables.Conn, table *nftables.Table) {
 		chain := conn.AddChain(&nftables.Chain{Table: table, Name: "probe"})
 		conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
@@ -131,7 +130,7 @@ var BPFIngress = define("BPF at ingress", func() error {
 }, NFTables)
 
 // TCX is tcx links (Linux 6.6), by which several such programs are at one interface.
-var TCX = define("tcx", func() error {
+var TCX = Define("tcx", func() error {
 	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Type: ebpf.SchedCLS, AttachType: ebpf.AttachTCXIngress, License: "GPL",
 		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1), asm.Return()}, // TCX_NEXT
@@ -176,7 +175,7 @@ func withProbeTable(fill func(*nftables.Conn, *nftables.Table)) error {
 // CGroupBPF is BPF programs at cgroups (version 2) that change the destination of connect(), and
 // numbers of network namespaces (Linux 5.14). It wants BPF's compiler: without it, on User Mode Linux,
 // the tests pass but take minutes.
-var CGroupBPF = define("BPF at cgroups", func() error {
+var CGroupBPF = Define("BPF at cgroups", func() error {
 	if _, err := os.Stat("/proc/sys/net/core/bpf_jit_enable"); err != nil {
 		return err
 	}
@@ -216,7 +215,7 @@ func CGroup(t testing.TB) string {
 }
 
 // NFTBinary is the command nft with JSON output, from Debian's package nftables.
-var NFTBinary = define("command nft", func() error {
+var NFTBinary = Define("command nft", func() error {
 	return inNewNetNS(func() error {
 		if err := runCommand("nft add table inet " + probeTable); err != nil {
 			return err
@@ -229,30 +228,12 @@ var NFTBinary = define("command nft", func() error {
 // iptables-legacy and ip6tables-legacy (Debian's package iptables), CONFIG_IP_NF_NAT,
 // CONFIG_IP6_NF_NAT, CONFIG_NETFILTER_XT_MATCH_STATISTIC and
 // CONFIG_NETFILTER_XT_TARGET_MASQUERADE; since Linux 6.17 CONFIG_NETFILTER_XTABLES_LEGACY.
-var IPTablesLegacy = define("iptables-legacy", func() error { return probeIPTables("legacy") }, NetNS)
+var IPTablesLegacy = Define("iptables-legacy", func() error { return probeIPTables("legacy") }, NetNS)
 
 // IPTablesNFT is iptables over nf_tables, both address families: the commands iptables-nft
 // and ip6tables-nft (Debian's package iptables), the extensions named at [IPTablesLegacy] and
 // CONFIG_NFT_COMPAT.
-var IPTablesNFT = define("iptables-nft", func() error { return probeIPTables("nft") }, NFTables)
-
-// FirewallRules is what rules of firewalls need beside [IPTablesNFT]: nft's log (CONFIG_NFT_LOG), and of iptables the
-// target LOG and the matches limit, recent and string (CONFIG_NETFILTER_XT_MATCH_STRING and so on).
-var FirewallRules = define("rules of firewalls", func() error {
-	return inNewNetNS(func() error {
-		for _, command := range []string{
-			"nft add table inet " + probeTable, "nft add chain inet " + probeTable + " c", "nft add rule inet " + probeTable + " c log",
-			"iptables-nft -A FORWARD -m limit --limit 3/min -j LOG",
-			"iptables-nft -A FORWARD -m recent --set -j ACCEPT",
-			"iptables-nft -A FORWARD -m string --string x --algo bm -j DROP",
-		} {
-			if err := runCommand(command); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-}, NFTBinary, IPTablesNFT)
+var IPTablesNFT = Define("iptables-nft", func() error { return probeIPTables("nft") }, NFTables)
 
 // probeIPTables adds rules of the kind that kube-proxy's iptables mode has.
 func probeIPTables(variant string) error {
@@ -292,7 +273,7 @@ func runCommand(line string) error {
 
 // IPSet is the kernel's IP sets of the types that iptables mode uses: CONFIG_IP_SET_HASH_IP,
 // _HASH_IPPORT, _HASH_IPPORTNET, _HASH_NET and _BITMAP_PORT, and CONFIG_NETFILTER_XT_SET.
-var IPSet = define("IP sets", func() error {
+var IPSet = Define("IP sets", func() error {
 	return inNewNetNS(func() error {
 		h, err := netlink.NewHandle(unix.NETLINK_NETFILTER)
 		if err != nil {
@@ -314,7 +295,7 @@ var IPSet = define("IP sets", func() error {
 
 // IPVS is the kernel's own load balancer, which kube-proxy's IPVS mode programs
 // (CONFIG_IP_VS).
-var IPVS = define("IPVS", func() error {
+var IPVS = Define("IPVS", func() error {
 	return inNewNetNS(func() error {
 		if _, err := netlink.GenlFamilyGet("IPVS"); err != nil {
 			return fmt.Errorf("generic netlink family IPVS: %w", err)
@@ -322,34 +303,3 @@ var IPVS = define("IPVS", func() error {
 		return nil
 	})
 }, NetNS)
-
-// VLAN is VLAN interfaces (CONFIG_VLAN_8021Q).
-var VLAN = define("VLANs", func() error {
-	return probeLink(func(parent int) netlink.Link {
-		return &netlink.Vlan{LinkAttrs: netlink.LinkAttrs{Name: "probe", ParentIndex: parent}, VlanId: 5}
-	})
-}, NetNS)
-
-// Bond is bonds of interfaces (CONFIG_BONDING).
-var Bond = define("bonds", func() error {
-	return probeLink(func(int) netlink.Link { return netlink.NewLinkBond(netlink.LinkAttrs{Name: "probe"}) })
-}, NetNS)
-
-// IPIP is IPv4 tunnels of the driver sit, in its mode ipip (CONFIG_IPV6_SIT).
-var IPIP = define("IPv4 tunnels", func() error {
-	return probeLink(func(int) netlink.Link {
-		return &netlink.Sittun{LinkAttrs: netlink.LinkAttrs{Name: "probe"}, Local: net.IPv4(192, 0, 2, 1), Proto: unix.IPPROTO_IPIP}
-	})
-}, NetNS)
-
-// probeLink adds an interface. It is given the index of one that a VLAN can be on.
-func probeLink(make func(parent int) netlink.Link) error {
-	return inNewNetNS(func() error {
-		parent := netlink.NewVeth(netlink.LinkAttrs{Name: "parent"})
-		parent.PeerName = "peer"
-		if err := netlink.LinkAdd(parent); err != nil {
-			return err
-		}
-		return netlink.LinkAdd(make(parent.Index))
-	})
-}

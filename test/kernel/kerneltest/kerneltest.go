@@ -46,8 +46,9 @@ var features []Feature
 // Features returns all features, in no particular order.
 func Features() []Feature { return slices.Clone(features) }
 
-// define makes a feature out of a probe and the features that the probe needs.
-func define(name string, probe func() error, needs ...Feature) Feature {
+// Define makes a feature out of a probe and the features that the probe needs. A feature that only the tests of one
+// package need is defined there.
+func Define(name string, probe func() error, needs ...Feature) Feature {
 	f := Feature{name: name, probe: sync.OnceValue(func() error {
 		for _, need := range needs {
 			if err := need.Probe(); err != nil {

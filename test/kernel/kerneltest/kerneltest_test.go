@@ -148,9 +148,9 @@ func (f *fakeTB) Skip(args ...any) {
 func TestNeedsComeFirst(t *testing.T) {
 	saved := features
 	defer func() { features = saved }()
-	base := define("base", func() error { return errors.New("gone") })
+	base := Define("base", func() error { return errors.New("gone") })
 	probed := 0
-	top := define("top", func() error { probed++; return nil }, base)
+	top := Define("top", func() error { probed++; return nil }, base)
 	err := top.Probe()
 	if err == nil || err.Error() != "no base: gone" {
 		t.Errorf("error %v", err)
@@ -164,7 +164,7 @@ func TestProbeIsCached(t *testing.T) {
 	saved := features
 	defer func() { features = saved }()
 	probed := 0
-	f := define("counted", func() error { probed++; return errProbe })
+	f := Define("counted", func() error { probed++; return errProbe })
 	for range 3 {
 		if err := f.Probe(); err != errProbe {
 			t.Errorf("error %v", err)
