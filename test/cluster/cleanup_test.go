@@ -23,7 +23,8 @@ func TestCleanup(t *testing.T) {
 	theirs := e.start(proxies.KubeProxyNFTables, n)
 	e.untilProgrammed(proxies.KubeProxyNFTables, n, svc)
 	e.stop(theirs)
-	e.check(proxies.Cleanup(t.Context(), proxies.Slipstream, n.Node, proxies.Options{Dir: e.dir, Binary: slipstreamBinary(t), AsKubeProxy: true}))
+	_, err := n.Run(t.Context(), asKubeProxy(t, e.dir), "--cleanup")
+	e.check(err)
 	e.noSlipstream(n)
 	if left := e.leftovers(n); len(left) > 0 {
 		t.Errorf("left of kube-proxy: %q", left)

@@ -4,11 +4,14 @@ package cluster
 
 import (
 	"context"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/upstream"
 	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
 	"github.com/slipstream-proxy/slipstream/test/cluster/site"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
@@ -54,18 +57,40 @@ func (e *env) start(kind proxies.Kind, n *site.Node, change ...func(*proxies.Opt
 		if err := p.Close(); err != nil {
 			e.Error(err)
 		}
-		o.AsKubeProxy = false
-		cleaner := kind
-		if kind == proxies.KubeProxyIPVS {
-			// "kube-proxy --cleanup" fails: with iptables-nft it does not delete chains in the
-			// order in which they refer to each other.
-			cleaner, o.AsKubeProxy, o.Binary = proxies.Slipstream, true, slipstreamBinary(e.T)
-		}
-		if err := proxies.Cleanup(ctx, cleaner, n.Node, o); err != nil {
-			e.Error(err)
-		}
+		e.cleanup(ctx, kind, n)
 	})
 	return p
+}
+
+// cleanup removes everything that a proxy has programmed on a node, by the proxy's own command. That proxy must not be
+// running there; if it is Slipstream, another one may be.
+func (e *env) cleanup(ctx context.Context, kind proxies.Kind, n *site.Node) {
+	e.Helper()
+	binary, args := slipstreamBinary(e.T), []string{"cleanup", "--force"}
+	switch {
+	case kind == proxies.KubeProxyIPVS:
+		// "kube-proxy --cleanup" fails: with iptables-nft it does not delete chains in the
+		// order in which they refer to each other.
+		binary, args = asKubeProxy(e.T, e.dir), []string{"--cleanup"}
+	case !kind.IsSlipstream():
+		var err error
+		binary, err = upstream.Current.Binary(ctx, "kube-proxy", e.Logf)
+		e.check(err)
+		args = []string{"--cleanup"}
+	}
+	if _, err := n.Run(ctx, binary, args...); err != nil {
+		e.Error(err)
+	}
+}
+
+// asKubeProxy returns Slipstream's path under kube-proxy's name, where it has kube-proxy's flags and removes its rules.
+func asKubeProxy(t *testing.T, dir string) string {
+	t.Helper()
+	link := filepath.Join(dir, "kube-proxy")
+	if err := os.Symlink(slipstreamBinary(t), link); err != nil && !os.IsExist(err) {
+		t.Fatal(err)
+	}
+	return link
 }
 
 // proxyKind is the proxy under test.

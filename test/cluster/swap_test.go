@@ -60,9 +60,11 @@ func (s *swapped) grows() {
 
 // inPlace starts a proxy in kube-proxy's place: by its name, and with the same
 // configuration file, in which the mode is.
-func inPlace(mode string) func(*proxies.Options) {
+func (e *env) inPlace(mode string) func(*proxies.Options) {
 	return func(o *proxies.Options) {
-		o.AsKubeProxy = true
+		if o.Binary != "" { // Slipstream's
+			o.Binary = asKubeProxy(e.T, e.dir)
+		}
 		o.Configure = func(config map[string]any) { config["mode"] = mode }
 	}
 }
@@ -93,7 +95,7 @@ func TestSwap(t *testing.T) {
 			}
 			e := newEnv(t)
 			s := newSwapped(e)
-			before := e.startEverywhere(kind, inPlace(test.mode))
+			before := e.startEverywhere(kind, e.inPlace(test.mode))
 			s.use()
 
 			// There.
@@ -103,7 +105,7 @@ func TestSwap(t *testing.T) {
 					t.Fatalf("%s: nothing of kube-proxy's is found", n.Name())
 				}
 				e.stop(before[i])
-				after = append(after, e.start(proxies.Slipstream, n, inPlace(test.mode)))
+				after = append(after, e.start(proxies.Slipstream, n, e.inPlace(test.mode)))
 			}
 			for _, n := range e.Nodes {
 				e.until("nothing of kube-proxy's is left on "+n.Name(), func() error {
@@ -117,13 +119,13 @@ func TestSwap(t *testing.T) {
 			s.run.fine("after the swap")
 
 			// And back.
-			e.startEverywhere(kind, inPlace(test.mode))
+			e.startEverywhere(kind, e.inPlace(test.mode))
 			for _, n := range e.Nodes {
 				e.untilProgrammed(kind, n, s.svc)
 			}
 			for i, n := range e.Nodes {
 				e.stop(after[i])
-				e.check(proxies.Cleanup(t.Context(), proxies.Slipstream, n.Node, proxies.Options{Binary: slipstreamBinary(t)}))
+				e.cleanup(t.Context(), proxies.Slipstream, n)
 				e.noSlipstream(n)
 			}
 			s.grows()

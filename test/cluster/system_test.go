@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 
@@ -30,6 +31,7 @@ type system struct {
 	*site.Site
 	Nodes   []*site.Node
 	Outside *lab.Host // a machine outside the cluster
+	audit   string    // path; requests of proxies, a line of JSON each
 
 	stop context.CancelFunc // ends what runs in the background
 	done sync.WaitGroup
@@ -38,12 +40,19 @@ type system struct {
 // newSystem starts a cluster. It sets ServiceCIDRs in the options. See [site.Start].
 func newSystem(ctx context.Context, nodes int, o upstream.ControlPlaneOptions) (_ *system, err error) {
 	o.ServiceCIDRs = site.ServiceCIDRs
+	policy, audit := filepath.Join(o.Dir, "audit-policy.yaml"), filepath.Join(o.Dir, "audit.log")
+	err = os.WriteFile(policy, []byte(`{"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"],
+		"rules": [{"level": "Metadata", "users": ["system:serviceaccount:kube-system:kube-proxy"]}]}`), 0o600)
+	if err != nil {
+		return nil, err
+	}
+	o.APIFlags = append(o.APIFlags, "--audit-policy-file="+policy, "--audit-log-path="+audit)
 	started, err := site.Start(ctx, o)
 	if err != nil {
 		return nil, err
 	}
 	background, stop := context.WithCancel(context.Background())
-	s := &system{Site: started, stop: stop}
+	s := &system{Site: started, audit: audit, stop: stop}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.Close())
@@ -137,7 +146,7 @@ type request struct {
 
 // requests returns the requests of proxies so far.
 func (s *system) requests() (all []request, err error) {
-	text, err := os.ReadFile(s.Plane.AuditLog)
+	text, err := os.ReadFile(s.audit)
 	if err != nil {
 		return nil, err
 	}
@@ -150,7 +159,7 @@ func (s *system) requests() (all []request, err error) {
 			ResponseStatus            struct{ Code int }
 		}
 		if err := json.Unmarshal(line, &event); err != nil {
-			return nil, fmt.Errorf("%s: %w", s.Plane.AuditLog, err)
+			return nil, fmt.Errorf("%s: %w", s.audit, err)
 		}
 		if seen[event.AuditID] {
 			continue

@@ -53,10 +53,9 @@ func (k Kind) Mode() string {
 // Options are the settings of a proxy.
 type Options struct {
 	Dir          string                      // an existing directory for its configuration and its log
-	Binary       string                      // path of the program; if empty, kube-proxy is built when first needed
+	Binary       string                      // path; Slipstream named kube-proxy gets kube-proxy's flags; if empty, kube-proxy is built
 	Kubeconfig   string                      // path
 	ClusterCIDRs []netip.Prefix              // of all pods
-	AsKubeProxy  bool                        // start Slipstream under kube-proxy's name and with its flags
 	Configure    func(config map[string]any) // changes the configuration before it is written, if not nil
 	Flags        []string                    // further ones
 	Log          upstream.Log                // called about what takes long, if not nil
@@ -74,37 +73,26 @@ type Proxy struct {
 // Services are programmed. Its log is written to KIND-NODE.log in the directory.
 func Start(ctx context.Context, kind Kind, node *lab.Node, o Options) (*Proxy, error) {
 	name := fmt.Sprintf("%s-%s", kind, node.Name())
-	binary, err := o.binary(ctx, kind)
-	if err != nil {
-		return nil, err
+	if o.Binary == "" && !kind.IsSlipstream() {
+		binary, err := upstream.Current.Binary(ctx, "kube-proxy", o.Log)
+		if err != nil {
+			return nil, err
+		}
+		o.Binary = binary
 	}
 	config, err := o.writeConfig(kind, node.Name(), name)
 	if err != nil {
 		return nil, err
 	}
 	flags := append([]string{"--config=" + config, "--v=2"}, o.Flags...)
-	if kind.IsSlipstream() && !o.AsKubeProxy {
+	if kind.IsSlipstream() && filepath.Base(o.Binary) != "kube-proxy" {
 		flags = append([]string{"run"}, flags...)
 	}
-	p, err := node.StartProgram(o.Dir, name, binary, flags...)
+	p, err := node.StartProgram(o.Dir, name, o.Binary, flags...)
 	if err != nil {
 		return nil, err
 	}
 	return &Proxy{p, kind, node}, nil
-}
-
-func (o *Options) binary(ctx context.Context, kind Kind) (string, error) {
-	switch {
-	case !kind.IsSlipstream() && o.Binary == "":
-		return upstream.Current.Binary(ctx, "kube-proxy", o.Log)
-	case kind.IsSlipstream() && o.AsKubeProxy:
-		link := filepath.Join(o.Dir, "kube-proxy")
-		if err := os.Symlink(o.Binary, link); err != nil && !os.IsExist(err) {
-			return "", err
-		}
-		return link, nil
-	}
-	return o.Binary, nil
 }
 
 // BuildSlipstream builds the command slipstream of this checkout into dir and returns its
@@ -149,19 +137,3 @@ func (o *Options) writeConfig(kind Kind, nodeName, name string) (string, error) 
 //
 //go:embed kubeadm.yaml
 var kubeadmConfig []byte
-
-// Cleanup removes everything that a proxy has programmed on a node, by the proxy's own command.
-// That proxy must not be running there; if it is Slipstream, another one may be. Under
-// kube-proxy's name, Slipstream removes kube-proxy's rules too.
-func Cleanup(ctx context.Context, kind Kind, node *lab.Node, o Options) error {
-	binary, err := o.binary(ctx, kind)
-	if err != nil {
-		return err
-	}
-	args := []string{"--cleanup"}
-	if kind.IsSlipstream() && !o.AsKubeProxy {
-		args = []string{"cleanup", "--force"}
-	}
-	_, err = node.Run(ctx, binary, args...)
-	return err
-}

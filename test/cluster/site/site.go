@@ -31,8 +31,7 @@ type Site struct {
 // Plane is the cluster's control plane, on a machine of its own.
 type Plane struct {
 	*upstream.ControlPlane
-	Host     *lab.Host
-	AuditLog string // path; requests of proxies, a line of JSON each
+	Host *lab.Host
 }
 
 // Start makes a cluster without nodes and without controllers: etcd and kube-apiserver
@@ -54,16 +53,11 @@ func Start(ctx context.Context, o upstream.ControlPlaneOptions) (_ *Site, err er
 		return nil, err
 	}
 	o.Namespace, o.Address = host.Namespace, netip.AddrPortFrom(host.Addr(false), 6443)
-	audit, log, err := auditFlags(o.Dir)
-	if err != nil {
-		return nil, err
-	}
-	o.APIFlags = append(o.APIFlags, audit...)
 	plane, err := upstream.StartControlPlane(ctx, o)
 	if err != nil {
 		return nil, fmt.Errorf("control plane: %w", err)
 	}
-	s.Plane = &Plane{plane, host, log}
+	s.Plane = &Plane{plane, host}
 	return s, s.Plane.allowProxies(ctx)
 }
 

@@ -95,7 +95,7 @@ func StartControlPlane(ctx context.Context, o ControlPlaneOptions) (_ *ControlPl
 	}()
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	if err := c.startEtcd(ctx); err != nil {
+	if err := c.StartEtcd(ctx); err != nil {
 		return nil, err
 	}
 	key, err := keyutil.MakeEllipticPrivateKeyPEM()
@@ -114,13 +114,14 @@ func StartControlPlane(ctx context.Context, o ControlPlaneOptions) (_ *ControlPl
 	return c, c.StartAPI(ctx)
 }
 
-func (c *ControlPlane) startEtcd(ctx context.Context) error {
+// StartEtcd starts etcd, again after it was stopped, and returns when it serves.
+func (c *ControlPlane) StartEtcd(ctx context.Context) error {
 	binary, err := Current.Binary(ctx, "etcd", c.options.Log)
 	if err != nil {
 		return err
 	}
 	if c.etcd, err = c.ns.StartProgram(c.dir, "etcd", binary,
-		"--data-dir="+c.etcdData(),
+		"--data-dir="+c.EtcdData(),
 		"--listen-client-urls="+etcdClients, "--advertise-client-urls="+etcdClients,
 		"--listen-peer-urls="+etcdPeers, "--initial-advertise-peer-urls="+etcdPeers,
 		"--initial-cluster=default="+etcdPeers,
@@ -171,6 +172,9 @@ func (c *ControlPlane) StartAPI(ctx context.Context) error {
 // API is the API server's process, the last one that was started.
 func (c *ControlPlane) API() *lab.Program { return c.api }
 
+// Etcd is etcd's process, the last one that was started. Its data is in the folder EtcdData.
+func (c *ControlPlane) Etcd() *lab.Program { return c.etcd }
+
 // Address is where the API server listens.
 func (c *ControlPlane) Address() string { return c.options.Address.String() }
 
@@ -180,20 +184,13 @@ func (c *ControlPlane) CertificateAuthority() string {
 	return filepath.Join(c.dir, "certificates", "apiserver.crt")
 }
 
-func (c *ControlPlane) etcdData() string          { return filepath.Join(c.dir, "etcd") }
+func (c *ControlPlane) EtcdData() string          { return filepath.Join(c.dir, "etcd") }
 func (c *ControlPlane) tokens() string            { return filepath.Join(c.dir, "tokens.csv") }
 func (c *ControlPlane) ServiceAccountKey() string { return filepath.Join(c.dir, "service-account.key") }
 
-// Compact makes etcd forget the history before a revision, which is a resourceVersion of
-// Kubernetes.
-func (c *ControlPlane) Compact(ctx context.Context, revision string) error {
-	_, err := c.etcdRequest(ctx, "/v3/kv/compaction", fmt.Sprintf(`{"revision": %q, "physical": true}`, revision))
-	return err
-}
-
-// etcdRequest calls etcd's API in JSON, which has 64-bit numbers as strings, and returns the
+// RequestEtcd calls etcd's API in JSON, which has 64-bit numbers as strings, and returns the
 // revision after it.
-func (c *ControlPlane) etcdRequest(ctx context.Context, path, body string) (revision int64, err error) {
+func (c *ControlPlane) RequestEtcd(ctx context.Context, path, body string) (revision int64, err error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, etcdClients+path, strings.NewReader(body))
 	if err != nil {
 		return 0, err
@@ -216,31 +213,6 @@ func (c *ControlPlane) etcdRequest(ctx context.Context, path, body string) (revi
 		err = fmt.Errorf("etcd: %s %s: %s: %s (%v)", path, body, response.Status, said, err)
 	}
 	return answer.Header.Revision, err
-}
-
-// Backup ends the API server and copies etcd's content into a directory.
-func (c *ControlPlane) Backup(ctx context.Context, dir string) error {
-	if err := errors.Join(c.api.Close(), c.etcd.Close()); err != nil {
-		return err
-	}
-	return errors.Join(os.CopyFS(dir, os.DirFS(c.etcdData())), c.startEtcd(ctx))
-}
-
-// Restore ends the API server and replaces etcd's content by a backup. The next revision is
-// later than the one before, as after "etcdutl snapshot restore --bump-revision".
-func (c *ControlPlane) Restore(ctx context.Context, dir string) error {
-	const put = `{"key": "c2xpcHN0cmVhbQ=="}`
-	before, err := c.etcdRequest(ctx, "/v3/kv/put", put)
-	if err := errors.Join(err, c.api.Close(), c.etcd.Close(), os.RemoveAll(c.etcdData())); err != nil {
-		return err
-	}
-	if err := errors.Join(os.CopyFS(c.etcdData(), os.DirFS(dir)), c.startEtcd(ctx)); err != nil {
-		return err
-	}
-	for now := int64(0); now <= before && err == nil; {
-		now, err = c.etcdRequest(ctx, "/v3/kv/put", put)
-	}
-	return err
 }
 
 // RESTConfig returns the configuration of a client in this process, for a user with all rights.

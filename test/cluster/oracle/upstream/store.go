@@ -59,7 +59,7 @@ func (c *ControlPlane) Store(ctx context.Context, objects []Stored) error {
 		if err != nil {
 			return err
 		}
-		if _, err := c.etcdRequest(ctx, "/v3/kv/txn", string(body)); err != nil {
+		if _, err := c.RequestEtcd(ctx, "/v3/kv/txn", string(body)); err != nil {
 			return err
 		}
 		transaction.Success = transaction.Success[:0]
