@@ -243,30 +243,54 @@ type node struct {
 	client *lab.Pod
 }
 
-// run measures a subject once, on a node that was not used before. If it fails, the samples
-// before the error are added all the same.
+// run measures a subject once. If it fails, the samples before the error are added all the same.
 func (e *environment) run(ctx context.Context, s subject, samples bench.Samples) (err error) {
-	n := &node{Node: e.nodes[0]}
-	e.nodes = e.nodes[1:]
-	defer func() { err = errors.Join(err, n.remove(context.WithoutCancel(ctx))) }()
-	if err := e.prepare(ctx, n, s); err != nil {
-		return err
-	}
-	access, err := e.site.Plane.NewAccess(ctx, e.dir, fmt.Sprintf("%s-%s", s.Kind, n.Name()))
+	m, err := e.newMeasurement(ctx, s)
+	defer func() { err = errors.Join(err, m.node.remove(context.WithoutCancel(ctx))) }()
 	if err != nil {
 		return err
 	}
-	m := &measurement{environment: e, node: n, subject: s.Kind, samples: samples, prober: &prober{client: n.client, timeout: e.Timeout}}
-	m.start = func() (*proxies.Proxy, error) {
-		return proxies.Start(ctx, s.Kind, n.Node.Node, proxies.Options{
-			Dir: e.dir, Binary: s.program, Kubeconfig: access.Kubeconfig, ClusterCIDRs: site.ClusterCIDRs[:1],
-			Flags: []string{"--v=0"}, // the default, which kubeadm leaves in place
-		})
-	}
+	m.samples = samples
 	if e.kind == Rules {
 		return m.countRules(ctx)
 	}
 	return m.measure(ctx)
+}
+
+// newMeasurement prepares a node that was not used before for a subject. The node is there with an error, too.
+func (e *environment) newMeasurement(ctx context.Context, s subject) (*measurement, error) {
+	n := &node{Node: e.nodes[0]}
+	e.nodes = e.nodes[1:]
+	m := &measurement{environment: e, node: n, subject: s.Kind}
+	if err := e.prepare(ctx, n, s); err != nil {
+		return m, err
+	}
+	m.prober = &prober{client: n.client, timeout: e.Timeout}
+	access, err := e.site.Plane.NewAccess(ctx, e.dir, fmt.Sprintf("%s-%s", s.Kind, n.Name()))
+	if err != nil {
+		return m, err
+	}
+	m.start = func() (err error) {
+		o := e.proxyOptions(s, access)
+		if e.kind == Latency && s.Mode() == "nftables" {
+			o.Configure = func(config map[string]any) {
+				config["featureGates"] = map[string]bool{"KubeProxyNFTablesLocalhostNodePorts": true}
+				config["nodePortAddresses"] = []string{"localhost"}
+			}
+		}
+		if m.proxy, err = proxies.Start(ctx, s.Kind, n.Node.Node, o); err == nil {
+			m.prober.ended = m.proxy.Done()
+		}
+		return err
+	}
+	return m, nil
+}
+
+func (e *environment) proxyOptions(s subject, access *site.Access) proxies.Options {
+	return proxies.Options{
+		Dir: e.dir, Binary: s.program, Kubeconfig: access.Kubeconfig, ClusterCIDRs: site.ClusterCIDRs[:1],
+		Flags: []string{"--v=0"}, // the default, which kubeadm leaves in place
+	}
 }
 
 // prepare makes a client's pod on the node. For an iptables mode it makes the chain by

@@ -96,7 +96,7 @@ func measureFleet(ctx context.Context, o *options, r *bench.Result, subjects []s
 	}
 	return r.InTurns(ctx, 1, func(_, i int, samples bench.Samples) error {
 		f := &fleet{environment: e, subject: subjects[i], nodes: e.nodes, samples: samples}
-		if err := f.measure(ctx, access.Kubeconfig); ctx.Err() != nil {
+		if err := f.measure(ctx, access); ctx.Err() != nil {
 			return ctx.Err()
 		} else if err != nil {
 			o.log("%s: %v", f.Kind, err)
@@ -106,12 +106,12 @@ func measureFleet(ctx context.Context, o *options, r *bench.Result, subjects []s
 	}, fleetSeries(o)...)
 }
 
-func (f *fleet) measure(ctx context.Context, kubeconfig string) (err error) {
+func (f *fleet) measure(ctx context.Context, access *site.Access) (err error) {
 	bench.Quiet(ctx)
 	defer func() { err = errors.Join(err, f.end(context.WithoutCancel(ctx))) }()
 	begin := time.Now()
 	for _, n := range f.nodes {
-		o := proxies.Options{Dir: f.dir, Binary: f.program, Kubeconfig: kubeconfig, ClusterCIDRs: site.ClusterCIDRs[:1], Flags: []string{"--v=0"}}
+		o := f.proxyOptions(f.subject, access)
 		if f.IsSlipstream() {
 			o.Flags = append(o.Flags, "--status-socket="+filepath.Join(f.dir, n.Name()+".sock"))
 		}

@@ -17,7 +17,6 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/bench/bench"
 	"github.com/slipstream-proxy/slipstream/bench/cluster"
-	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
 	"github.com/slipstream-proxy/slipstream/test/cluster/site"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	corev1 "k8s.io/api/core/v1"
@@ -96,10 +95,14 @@ func measureLatency(ctx context.Context, o *options, r *bench.Result, subjects [
 	}
 	var stations []*station
 	for _, k := range subjects {
-		s, err := e.newStation(ctx, k)
+		m, err := e.newMeasurement(ctx, k)
+		if err == nil {
+			err = m.start()
+		}
 		if err != nil {
 			return fmt.Errorf("%s: %w", k.Kind, err)
 		}
+		s := &station{measurement: m}
 		defer func() { err = errors.Join(err, s.proxy.Close()) }()
 		s.processes = append(servers[:len(servers):len(servers)], s.proxy.Program)
 		to := netip.AddrPortFrom(frontend(nginxService).Addr(), cluster.Port)
@@ -189,32 +192,6 @@ server { listen %d backlog=1024; location / { return 200 "ok\n"; } } }
 	}
 	_, err = client.DiscoveryV1().EndpointSlices(namespace).Create(ctx, slice, metav1.CreateOptions{})
 	return svc, servers, err
-}
-
-// newStation starts a proxy on a node that was not used before.
-func (e *environment) newStation(ctx context.Context, k subject) (*station, error) {
-	n := &node{Node: e.nodes[0]}
-	e.nodes = e.nodes[1:]
-	if err := e.prepare(ctx, n, k); err != nil {
-		return nil, err
-	}
-	access, err := e.site.Plane.NewAccess(ctx, e.dir, fmt.Sprintf("%s-%s", k.Kind, n.Name()))
-	if err != nil {
-		return nil, err
-	}
-	s := &station{measurement: &measurement{environment: e, node: n, subject: k.Kind, prober: &prober{client: n.client, timeout: e.Timeout}}}
-	o := proxies.Options{Dir: e.dir, Binary: k.program, Kubeconfig: access.Kubeconfig, ClusterCIDRs: site.ClusterCIDRs[:1], Flags: []string{"--v=0"}}
-	if k.Mode() == "nftables" {
-		o.Configure = func(config map[string]any) {
-			config["featureGates"] = map[string]bool{"KubeProxyNFTablesLocalhostNodePorts": true}
-			config["nodePortAddresses"] = []string{"localhost"}
-		}
-	}
-	if s.proxy, err = proxies.Start(ctx, k.Kind, n.Node.Node, o); err != nil {
-		return nil, err
-	}
-	s.prober.ended = s.proxy.Done()
-	return s, nil
 }
 
 // await waits until a sample of all Services, and the last one, answer, and the proxy has nothing

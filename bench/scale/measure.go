@@ -72,7 +72,7 @@ type measurement struct {
 	*environment
 	node    *node
 	subject proxies.Kind
-	start   func() (*proxies.Proxy, error)
+	start   func() error // starts proxy
 	proxy   *proxies.Proxy
 	prober  *prober
 	samples bench.Samples
@@ -90,10 +90,9 @@ func (m *measurement) measure(ctx context.Context) (err error) {
 		return err
 	}
 	begin := time.Now()
-	if m.proxy, err = m.start(); err != nil {
+	if err := m.start(); err != nil {
 		return err
 	}
-	m.prober.ended = m.proxy.Done()
 	stop := bench.WatchCommands(m.proxy.PID())
 	answered, err := m.awaitAll(ctx, sample, begin)
 	if err == nil {

@@ -108,10 +108,9 @@ func (m *measurement) countRules(ctx context.Context) (err error) {
 // that rules and counters are not touched while they are read. The rules stay.
 func (m *measurement) program(ctx context.Context) (err error) {
 	begin := time.Now()
-	if m.proxy, err = m.start(); err != nil {
+	if err := m.start(); err != nil {
 		return err
 	}
-	m.prober.ended = m.proxy.Done()
 	if _, err = m.awaitAll(ctx, m.sample, begin); err == nil {
 		err = m.calm(ctx, m.proxy.PID())
 	}
