@@ -37,16 +37,9 @@ build-bench: build
 # Tests on the host alone, where it may lack what some of them need.
 HOST = $(GO) run ./test/kernel/runner -kernel host -strict=false
 
-# The modules' tests wait much, and so do those on the host: they run side by side.
 test: deps build ## Install what the tests need and run them all, here and on the User Mode Linux kernels (root)
-	@$(MAKE) --no-print-directory -j 2 test-main test-modules
-
-.PHONY: test-main test-modules
-test-main:
 	$(GO) run ./test/kernel/runner -timeout 60m ./...
-
-test-modules:
-	@$(MAKE) --no-print-directory -j 1 test-bench test-browser oracle test-deploy test-cluster
+	@$(MAKE) --no-print-directory test-bench test-browser oracle test-deploy test-cluster
 
 race: deps ## Run the packages that start goroutines under the race detector (root)
 	$(HOST) -race -timeout 20m ./internal/proxy/... ./internal/source/... ./internal/fastpath/... ./internal/node/... ./internal/observe/...

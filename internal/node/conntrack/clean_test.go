@@ -504,7 +504,7 @@ func TestRefusedFilter(t *testing.T) {
 		t.Fatal(err)
 	}
 	seen := 0
-	if err := tab.dump(t.Context(), unix.AF_UNSPEC, attributes, func([]byte) { seen++ }); !refused(err) || seen != 0 {
+	if err := tab.conn.Dump(t.Context(), unix.AF_UNSPEC, attributes, func([]byte) { seen++ }); !refused(err) || seen != 0 {
 		t.Fatalf("a filter for no family: %v, %d entries", err, seen)
 	}
 	s.family = unix.AF_UNSPEC

@@ -272,11 +272,10 @@ func readList(r io.Reader) ([]testPackage, error) {
 	return packages, nil
 }
 
-// goCommand returns a go command that works in dir. It has the priority of tests: with a lower one
-// the machines, which take all processors, would starve the builds that the host waits for. Without cgo a
-// test binary needs no libraries of its machine.
+// goCommand returns a go command that works in dir, at the lowest priority so that it does
+// not slow down tests. Without cgo a test binary needs no libraries of its machine.
 func goCommand(ctx context.Context, dir string, args ...string) *exec.Cmd {
-	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd := exec.CommandContext(ctx, "nice", append([]string{"-n", "19", "go"}, args...)...)
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	return cmd
