@@ -520,7 +520,7 @@ func TestCanceled(t *testing.T) {
 	tab.clean(stale("10.96.0.10:53", crowdBackend(2).String()))
 	for canceled := false; !canceled; {
 		ctx, cancel := context.WithCancel(t.Context())
-		err := tab.dump(ctx, ipv4, nil, func([]byte) {
+		err := tab.conn.Dump(ctx, uint8(ipv4), nil, func([]byte) {
 			cancel()
 			time.Sleep(time.Millisecond) // so that the rest comes later, mostly
 		})

@@ -36,7 +36,7 @@ func TestProbe(t *testing.T) {
 					t.Fatal(err)
 				}
 				found := false
-				if err := tab.dump(t.Context(), f, attributes, func([]byte) { found = true }); err != nil && !refused(err) {
+				if err := tab.conn.Dump(t.Context(), uint8(f), attributes, func([]byte) { found = true }); err != nil && !refused(err) {
 					t.Fatal(err)
 				}
 				return found

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/ctnetlink"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"github.com/vishvananda/netlink/nl"
 	corev1 "k8s.io/api/core/v1"
@@ -160,7 +161,7 @@ func FuzzEntry(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	f.Add(append(header(ipv4), a...))
+	f.Add(append(ctnetlink.Header(uint8(ipv4)), a...))
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var e entry
