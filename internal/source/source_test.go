@@ -22,7 +22,7 @@ func TestEventString(t *testing.T) {
 		{Event{Set, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}}, "Set Node n1"},
 		{Event{Delete, &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "extra"}}}, "Delete ServiceCIDR extra"},
 		{Event{Set, &corev1.Pod{ObjectMeta: meta}}, "Set Pod default/web"},
-		{Event{Set, &corev1.ConfigMap{ObjectMeta: meta}}, "Set *v1.ConfigMap default/web"},
+		{Event{Set, &corev1.ConfigMap{ObjectMeta: meta}}, "Set ConfigMap default/web"},
 		{Event{Type: Synced}, "Synced"},
 		{Event{}, "Type(0)"},
 	} {
