@@ -250,6 +250,8 @@ func (c *Cluster) specs(ctx context.Context, t *testing.T, skip string) run {
 		Date: begin.UTC().Format(time.DateOnly), Kernel: unix.ByteSliceToString(uts.Release[:]),
 		Minutes: time.Since(begin).Minutes(), Specs: map[string]outcome{},
 	}
+	// Of the failure, the snapshot has the first line, without this machine's paths.
+	machine := strings.NewReplacer(filepath.Dir(paths[0])+"/", "", c.dir+"/", "")
 	for _, report := range reports {
 		for _, s := range report.SpecReports {
 			name := strings.Join(append(s.ContainerHierarchyTexts, s.LeafNodeText), " ")
@@ -259,7 +261,8 @@ func (c *Cluster) specs(ctx context.Context, t *testing.T, skip string) run {
 					t.Errorf("%s: %s: %s", s.LeafNodeType, s.State, s.Failure.Message)
 				}
 			case s.State != "skipped" || s.Failure.Message != "": // not skipped by a flag
-				r.Specs[name] = outcome{s.ContainerHierarchyTexts[0], s.State, s.RunTime.Round(100 * time.Millisecond).Seconds(), s.Failure.Message}
+				why, _, _ := strings.Cut(machine.Replace(s.Failure.Message), "\n")
+				r.Specs[name] = outcome{s.ContainerHierarchyTexts[0], s.State, s.RunTime.Round(100 * time.Millisecond).Seconds(), why}
 			}
 		}
 	}
