@@ -87,7 +87,7 @@ func (v *release) verified() {
 	cmd.Stdout = &out
 	p, err := v.node.Start(cmd)
 	v.check(err)
-	if err := p.Wait(); err != nil || !allTheSame.MatchString(out.String()) {
+	if err := p.Wait(); err != nil || !strings.HasSuffix(out.String(), ": the same\n") { // versions count different things
 		v.t.Errorf("verify of %s: %v:\n%s", v.name, err, out.String())
 	}
 }
