@@ -37,16 +37,16 @@ type budget struct {
 	level   int // that it may have now
 	total   int // that namespaces have, if each may have its own, beyond what they have for their Services
 	tenants map[string]*tenant
-	needs   map[*service]int // without zeros
 }
 
-// tenant is a namespace. Those of its needs before cut get nothing, as the others fit then.
+// tenant is a namespace.
 type tenant struct {
-	needs  []need // the largest first
-	cut    int
-	kept   int // sum of needs[cut:]
-	within int // of those that fit, if it may have budget.each
-	more   int // of the budget
+	needs  map[*service]int // without zeros
+	sorted []need           // the largest first; nil until they are more than the namespace may have
+	cut    int              // those before get nothing, as the others fit then
+	kept   int              // sum of the others
+	within int              // of those that fit, if it may have budget.each
+	more   int              // of the budget
 }
 
 // need is what a Service needs.
@@ -60,49 +60,66 @@ func (a need) compare(b need) int {
 }
 
 func newBudget(each, more int) budget {
-	return budget{each, more, each, 0, map[string]*tenant{}, map[*service]int{}}
+	return budget{each, more, each, 0, map[string]*tenant{}}
 }
 
-func (b *budget) over(svc *service) bool {
-	t, n := b.tenants[svc.name.Namespace], b.needs[svc]
+func (b *budget) over(svc *service) bool { return b.tenants[svc.name.Namespace].over(svc) }
+
+func (t *tenant) over(svc *service) bool {
+	if t == nil || t.cut == 0 {
+		return false
+	}
+	n := t.needs[svc]
 	return n > 0 && t.place(need{n, svc}) < t.cut
 }
 
 // place returns where a need is, or belongs.
 func (t *tenant) place(x need) int {
-	i, _ := slices.BinarySearchFunc(t.needs, x, need.compare)
+	i, _ := slices.BinarySearchFunc(t.sorted, x, need.compare)
 	return i
+}
+
+// replace sets what a Service needs, without a new cut.
+func (t *tenant) replace(svc *service, former, n int) {
+	if t.sorted == nil {
+		t.kept += n - former
+	} else {
+		if former > 0 {
+			i := t.place(need{former, svc})
+			if t.sorted = slices.Delete(t.sorted, i, i+1); i < t.cut {
+				t.cut--
+			} else {
+				t.kept -= former
+			}
+		}
+		if n > 0 {
+			i := t.place(need{n, svc})
+			if t.sorted = slices.Insert(t.sorted, i, need{n, svc}); i < t.cut {
+				t.cut++
+			} else {
+				t.kept += n
+			}
+		}
+	}
+	if t.needs[svc] = n; n == 0 {
+		delete(t.needs, svc)
+	}
 }
 
 // set says what a Service needs. It returns the Services of which it then differs whether they get it.
 // Others cost nothing.
 func (b *budget) set(svc *service, n int) (differ []*service) {
-	name, former, was := svc.name.Namespace, b.needs[svc], b.over(svc)
+	name := svc.name.Namespace
+	t := b.tenants[name]
+	if t == nil {
+		t = &tenant{more: b.more, needs: map[*service]int{}}
+	}
+	former, was := t.needs[svc], t.over(svc)
 	if former == n {
 		return nil
 	}
-	t := b.tenants[name]
-	if t == nil {
-		t = &tenant{more: b.more}
-		b.tenants[name] = t
-	}
-	if former > 0 {
-		i := t.place(need{former, svc})
-		if t.needs = slices.Delete(t.needs, i, i+1); i < t.cut {
-			t.cut--
-		} else {
-			t.kept -= former
-		}
-	}
-	if delete(b.needs, svc); n > 0 {
-		b.needs[svc] = n
-		i := t.place(need{n, svc})
-		if t.needs = slices.Insert(t.needs, i, need{n, svc}); i < t.cut {
-			t.cut++
-		} else {
-			t.kept += n
-		}
-	}
+	b.tenants[name] = t
+	t.replace(svc, former, n)
 	b.total -= t.within
 	t.within = t.fit(b.each)
 	b.total += t.within
@@ -121,34 +138,43 @@ func (b *budget) set(svc *service, n int) (differ []*service) {
 	}
 	for _, t := range all {
 		from := t.cut
-		t.move(level)
-		for _, x := range t.needs[min(from, t.cut):max(from, t.cut)] {
+		t.cut, t.kept = t.split(level)
+		for _, x := range t.sorted[min(from, t.cut):max(from, t.cut)] {
 			if x.svc != svc {
 				differ = append(differ, x.svc)
 			}
 		}
 	}
-	if b.over(svc) != was {
+	if t.over(svc) != was {
 		differ = append(differ, svc)
 	}
 	return differ
 }
 
-// move changes the cut so that those after it, and as many as possible, fit if all may have a number.
-func (t *tenant) move(most int) {
+// split returns the cut so that those after it, and as many as possible, fit if all may have a number,
+// and their sum.
+func (t *tenant) split(most int) (cut, kept int) {
 	most += t.more * len(t.needs)
-	for ; t.kept > most; t.cut++ {
-		t.kept -= t.needs[t.cut].n
+	if t.kept > most && t.sorted == nil {
+		for svc, n := range t.needs {
+			t.sorted = append(t.sorted, need{n, svc})
+		}
+		slices.SortFunc(t.sorted, need.compare)
 	}
-	for ; t.cut > 0 && t.kept+t.needs[t.cut-1].n <= most; t.cut-- {
-		t.kept += t.needs[t.cut-1].n
+	cut, kept = t.cut, t.kept
+	for ; kept > most; cut++ {
+		kept -= t.sorted[cut].n
 	}
+	for ; cut > 0 && kept+t.sorted[cut-1].n <= most; cut-- {
+		kept += t.sorted[cut-1].n
+	}
+	return cut, kept
 }
 
 // fit returns what those need that fit if all may have a number, beyond what there is for each Service.
-func (t tenant) fit(most int) (sum int) {
-	t.move(most)
-	return max(0, t.kept-t.more*len(t.needs))
+func (t *tenant) fit(most int) int {
+	_, kept := t.split(most)
+	return max(0, kept-t.more*len(t.needs))
 }
 
 // limit returns what the namespace of a Service may have.

@@ -92,6 +92,11 @@ func TestHonestServices(t *testing.T) {
 	if len(u.Problems) != 0 || len(all) != 10000 || len(special) != 450 {
 		t.Errorf("%d Services, %d of them special, problems %v", len(all), len(special), u.Problems)
 	}
+	for _, b := range []budget{s.slots, s.elements} {
+		if b.tenants["default"].sorted != nil {
+			t.Error("a change costs more the more Services there are: their needs are kept in order")
+		}
+	}
 }
 
 // TestNamespaceSlots: the Services of a namespace that have the most slots lose them, and those of others keep theirs.
@@ -174,7 +179,7 @@ func TestNamespaceElements(t *testing.T) {
 	for _, slice := range []string{"s2", "s2-v6"} {
 		s.DeleteEndpointSlice("x", slice)
 	}
-	if len(s.services) != 2 || len(s.elements.tenants["x"].needs) != 1 || len(s.elements.needs) != 2 {
+	if len(s.services) != 2 || len(s.elements.tenants["x"].needs) != 1 || len(s.elements.tenants) != 2 {
 		t.Errorf("%d records, %d that count", len(s.services), len(s.elements.tenants["x"].needs))
 	}
 }
