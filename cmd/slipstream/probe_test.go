@@ -96,7 +96,7 @@ func TestFallBack(t *testing.T) {
 	s.save("web.yaml", web(0, 1))
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	configure := func(mode string) {
-		s.check(os.WriteFile(file, fmt.Appendf(nil, `{apiVersion: kubeproxy.config.k8s.io/v1alpha1, kind: KubeProxyConfiguration, mode: %q, metricsBindAddress: "127.0.0.1:10249"}
+		s.check(os.WriteFile(file, fmt.Appendf(nil, `{apiVersion: kubeproxy.config.k8s.io/v1alpha1, kind: KubeProxyConfiguration, mode: %q, metricsBindAddress: "127.0.0.1:10249", conntrack: {maxPerCore: 0}}
 ---
 {apiVersion: slipstream.config/v1alpha1, kind: SlipstreamConfiguration, manifests: %s}
 `, mode, s.dir), 0o644))
@@ -145,7 +145,7 @@ func TestHashMissing(t *testing.T) {
 	s := newSite(t)
 	s.save("web.yaml", web(0, 1))
 	file := filepath.Join(t.TempDir(), "config.yaml")
-	s.check(os.WriteFile(file, fmt.Appendf(nil, `{apiVersion: kubeproxy.config.k8s.io/v1alpha1, kind: KubeProxyConfiguration, mode: nftables}
+	s.check(os.WriteFile(file, fmt.Appendf(nil, `{apiVersion: kubeproxy.config.k8s.io/v1alpha1, kind: KubeProxyConfiguration, mode: nftables, conntrack: {maxPerCore: 0}}
 ---
 {apiVersion: slipstream.config/v1alpha1, kind: SlipstreamConfiguration, scheduler: maglev, manifests: %s}
 `, s.dir), 0o644))

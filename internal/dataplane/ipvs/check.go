@@ -89,7 +89,14 @@ func (b *Dataplane) checkServers(ctx context.Context) error {
 		switch {
 		case err != nil || b.refused.has(want.Key, netip.AddrPort{}):
 		case got == want:
-			err = b.checkDestinations(f, pool, destinations[want.Key])
+			if b.checkDestinations(f, pool, destinations[want.Key]) == nil {
+				break
+			}
+			// The kernel's listing leaves out servers while other network namespaces have some, too.
+			var all []ipvs.Destination
+			if all, err = b.conn.Destinations(ctx, want.Key); err == nil {
+				err = b.checkDestinations(f, pool, all)
+			}
 		default:
 			what := map[bool]string{false: "is gone", true: "was modified"}[exists]
 			err = fmt.Errorf("%w: Service %s: virtual server %s %s", dataplane.ErrDamaged, f.Service, f.FrontendKey, what)
