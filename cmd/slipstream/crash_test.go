@@ -202,6 +202,11 @@ func (c *crashes) once(at int) (calls []string, fired bool) {
 	}
 	c.until("the phase has ended", func() bool { return ended() || !p.cleanUp && complete() && quiet() })
 	end(trap.Process)
+	// A child that was killed between fork and exec has the proxy's lock for a moment longer.
+	c.until("the killed process and its children have gone", func() bool {
+		sockets, err := c.node.Run(c.t.Context(), "cat", "/proc/net/unix")
+		return err == nil && !strings.Contains(string(sockets), instanceSocket)
+	})
 	calls, fired = trap.made()
 	if !fired {
 		what = "killed after the last call"
