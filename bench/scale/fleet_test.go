@@ -30,7 +30,8 @@ func TestFleet(t *testing.T) {
 			continue
 		}
 		for i, o := range s.Outcomes {
-			if len(o.Values) != want || o.Highest <= 0 {
+			// The API server's time is the difference to that at rest, of few changes, and can be 0.
+			if len(o.Values) != want || o.Highest < 0 || o.Highest == 0 && name != serverCPU {
 				t.Errorf("%s of %s: %v, want %d", name, r.Subjects[i].Name, o.Values, want)
 			}
 		}
