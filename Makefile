@@ -37,12 +37,17 @@ build-bench: build
 # Tests on the host alone, where it may lack what some of them need.
 HOST = $(GO) run ./test/kernel/runner -kernel host -strict=false
 
+# Packages that start goroutines.
+RACES = internal/proxy internal/source internal/fastpath internal/node internal/observe
+comma = ,
+empty =
+
 test: deps build ## Install what the tests need and run them all, here and on the User Mode Linux kernels (root)
-	$(GO) run ./test/kernel/runner -timeout 60m ./...
+	$(GO) run ./test/kernel/runner -timeout 60m -race $(subst $(empty) $(empty),$(comma),$(RACES:%=./%/...)) ./...
 	@$(MAKE) --no-print-directory test-bench test-browser oracle test-deploy test-cluster
 
-race: deps ## Run the packages that start goroutines under the race detector (root)
-	$(HOST) -race -timeout 20m ./internal/proxy/... ./internal/source/... ./internal/fastpath/... ./internal/node/... ./internal/observe/...
+race: deps ## Run the packages that start goroutines under the race detector, here alone (root)
+	$(HOST) -race ./... -timeout 20m $(RACES:%=./%/...)
 
 oracle: deps ## Compare with upstream kube-proxy on random clusters; SEED=1000 CLUSTERS=50 for others and more, MODE=nftables, iptables-legacy or iptables-nft (root)
 	cd test/cluster/oracle && $(GO) run ./build tools previous

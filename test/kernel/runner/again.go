@@ -34,7 +34,7 @@ func (x executor) again(ctx context.Context, total result, runs []packageRun, ke
 		p := packages[slices.IndexFunc(packages, func(p testPackage) bool { return p.name == t.pkg })]
 		k := kernels[slices.IndexFunc(kernels, func(k kernel) bool { return k.label == t.details[0].kernel })]
 		x.opts.run = exactly(t.name)
-		p.runs.Add(1)
+		p.on(k).runs.Add(1)
 		if second := x.run(ctx, k, p); second.failed() || second.tests[t.name] == nil || second.tests[t.name].outcome != passed {
 			continue
 		}

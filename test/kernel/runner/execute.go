@@ -33,7 +33,8 @@ type executor struct {
 // run runs the tests of one package on one kernel and prints how they ended.
 func (x executor) run(ctx context.Context, k kernel, p testPackage) packageRun {
 	r := packageRun{pkg: p.name, kernel: k.label, tests: map[string]*testRun{}}
-	if err := p.build(); err != nil {
+	b := p.on(k)
+	if err := b.build(); err != nil {
 		r.failure = err.Error()
 	} else {
 		begin := time.Now()
@@ -47,8 +48,8 @@ func (x executor) run(ctx context.Context, k kernel, p testPackage) packageRun {
 		}))
 		r.elapsed = time.Since(begin)
 	}
-	if !r.failed() && p.runs.Add(-1) == 0 { // a failed test may run again
-		_ = os.Remove(p.binary)
+	if !r.failed() && b.runs.Add(-1) == 0 { // a failed test may run again
+		_ = os.Remove(b.path)
 	}
 	x.out.Print(r.summary())
 	return r
@@ -105,13 +106,13 @@ func (x executor) execute(ctx context.Context, k kernel, p testPackage, output i
 	}
 	args = append(args, x.opts.args...)
 	if k.path != "" {
-		code, err := uml.Machine{Kernel: k.path}.Run(ctx, uml.Command{Path: p.binary, Args: args, Dir: p.dir, Env: os.Environ()}, output)
+		code, err := uml.Machine{Kernel: k.path}.Run(ctx, uml.Command{Path: p.plain.path, Args: args, Dir: p.dir, Env: os.Environ()}, output)
 		if err == nil && code != 0 {
 			err = fmt.Errorf("exit status %d", code)
 		}
 		return err
 	}
-	cmd := exec.Command(p.binary, args...)
+	cmd := exec.Command(p.onHost.path, args...)
 	cmd.Dir = p.dir
 	cmd.Stdout, cmd.Stderr = output, output
 	// Processes that left the process group may hold the output open.

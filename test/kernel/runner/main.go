@@ -5,7 +5,7 @@
 //
 //	go run ./test/kernel/runner [flags] [packages] [-- flags of the tests]
 //
-// Packages default to ./... Each package's test binary is built once and runs on the
+// Packages default to ./... Each package's test binary is built once, or twice with -race, and runs on the
 // host. If its tests import test/kernel/kerneltest it also runs on the User Mode Linux (UML)
 // kernels. A test passes if it passed on at least one kernel and failed on none. A test
 // that was skipped on every kernel counts as failed, unless -strict is off. See
@@ -46,7 +46,7 @@ type options struct {
 	kernel   string // one of kernelNames
 	timeout  time.Duration
 	count    int
-	race     bool
+	race     []string // packages whose tests have the race detector on the host
 	strict   bool
 	ci       bool     // a missing kernel is an error
 	args     []string // of the test binaries
@@ -96,15 +96,16 @@ func parseFlags(args []string, ci bool, stderr io.Writer) (options, error) {
 	flags.DurationVar(&opts.timeout, "timeout", 10*time.Minute, "fail a package on a kernel after this time")
 	flags.IntVar(&opts.count, "count", 1, "run each test this many times")
 	flags.BoolVar(&opts.strict, "strict", true, "a test that ran on no kernel has failed")
-	flags.BoolVar(&opts.race, "race", false, "build the tests with the race detector; only for the host's kernel")
+	flags.Func("race", "on the host, the tests of these `packages` have the race detector (./a,./b/...)", func(list string) error {
+		opts.race = strings.Split(list, ",")
+		return nil
+	})
 	if err := flags.Parse(args); err != nil {
 		return options{}, err
 	}
 	var err error
 	if opts.timeout <= 0 || opts.count < 1 {
 		err = errors.New("-timeout and -count must be more than 0")
-	} else if opts.race && opts.kernel != "host" {
-		err = errors.New("-race works with -kernel host only")
 	}
 	if err != nil {
 		fmt.Fprintln(stderr, "runner:", err)

@@ -5,6 +5,7 @@ package main
 import (
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -30,8 +31,8 @@ func TestParseFlags(t *testing.T) {
 		{"-kernel 6.1", false, func(o options) bool { return o.kernel == "6.1" }},
 		{"-strict=false", false, func(o options) bool { return !o.strict }},
 		{"-strict=false", true, func(o options) bool { return !o.strict && o.ci }},
-		{"-race -kernel host ./a -- -seed 5", false, func(o options) bool {
-			return o.race && strings.Join(o.patterns, " ") == "./a" && strings.Join(o.args, " ") == "-seed 5"
+		{"-race ./a,./b/... ./a -- -seed 5", false, func(o options) bool {
+			return slices.Equal(o.race, []string{"./a", "./b/..."}) && strings.Join(o.patterns, " ") == "./a" && strings.Join(o.args, " ") == "-seed 5"
 		}},
 	}
 	for _, test := range tests {

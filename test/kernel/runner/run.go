@@ -53,20 +53,26 @@ func run(ctx context.Context, opts options, stdout, stderr io.Writer) (int, erro
 	// Building goes on in the background, in the order in which the binaries are needed.
 	for i := range packages {
 		p := &packages[i]
-		p.runs = new(atomic.Int32)
+		p.plain = newBinary(ctx, opts.dir, p.path, filepath.Join(binaries, fmt.Sprintf("%d.test", i)), false)
+		p.onHost = p.plain
+		if slices.ContainsFunc(opts.race, p.matches) {
+			p.onHost = newBinary(ctx, opts.dir, p.path, filepath.Join(binaries, fmt.Sprintf("%d.race.test", i)), true)
+		}
 		for _, k := range kernels {
 			if p.kernel || k.path == "" {
-				p.runs.Add(1)
+				p.on(k).runs.Add(1)
 			}
 		}
-		p.binary = filepath.Join(binaries, fmt.Sprintf("%d.test", i))
-		p.build = sync.OnceValue(func() error { return compile(ctx, opts, p.path, p.binary) })
 	}
 	var builders errgroup.Group
 	builders.SetLimit(runtime.NumCPU())
 	go func() {
 		for _, p := range packages {
-			builders.Go(p.build)
+			for _, b := range slices.Compact([]*binary{p.onHost, p.plain}) {
+				if b.runs.Load() > 0 {
+					builders.Go(b.build)
+				}
+			}
 		}
 	}()
 
@@ -83,7 +89,7 @@ func run(ctx context.Context, opts options, stdout, stderr io.Writer) (int, erro
 		if k.path == "" {
 			host.Go(func() {
 				var turns errgroup.Group
-				if turns.SetLimit(1); opts.race {
+				if turns.SetLimit(1); opts.kernel == "host" && opts.race != nil {
 					turns.SetLimit(runtime.NumCPU()) // as go test does; races need some disturbance
 				}
 				for j, p := range packages {
@@ -203,9 +209,32 @@ type testPackage struct {
 	dir    string // where its tests run
 	kernel bool   // its tests run on every kernel
 
-	binary string        // of the tests
-	build  func() error  // builds the binary, once; the error has the compiler's output
-	runs   *atomic.Int32 // that still need the binary
+	plain, onHost *binary // the same, but where -race names the package
+}
+
+// on returns the binary that runs on a kernel.
+func (p testPackage) on(k kernel) *binary {
+	if k.path == "" {
+		return p.onHost
+	}
+	return p.plain
+}
+
+// matches reports whether a pattern such as ./a or ./a/... names the package.
+func (p testPackage) matches(pattern string) bool {
+	above, all := strings.CutSuffix(pattern, "/...")
+	return p.name == above || all && strings.HasPrefix(p.name, above+"/")
+}
+
+// binary is that of a package's tests.
+type binary struct {
+	path  string
+	build func() error // builds it, once; the error has the compiler's output
+	runs  atomic.Int32 // that still need it
+}
+
+func newBinary(ctx context.Context, dir, pkg, path string, race bool) *binary {
+	return &binary{path: path, build: sync.OnceValue(func() error { return compile(ctx, dir, pkg, path, race) })}
 }
 
 // listPackages returns the packages that match the patterns and have tests. Without the
@@ -282,9 +311,9 @@ func goCommand(ctx context.Context, dir string, args ...string) *exec.Cmd {
 }
 
 // compile builds one test binary. All of them take some gigabytes, so they have no symbols.
-func compile(ctx context.Context, opts options, path, binary string) error {
-	cmd := goCommand(ctx, opts.dir, "test", "-c", "-ldflags", "-s -w", "-o", binary, path)
-	if opts.race {
+func compile(ctx context.Context, dir, path, binary string, race bool) error {
+	cmd := goCommand(ctx, dir, "test", "-c", "-ldflags", "-s -w", "-o", binary, path)
+	if race {
 		cmd.Args = slices.Insert(cmd.Args, len(cmd.Args)-1, "-race")
 		cmd.Env = append(cmd.Env, "CGO_ENABLED=1")
 	}

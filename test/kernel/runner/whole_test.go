@@ -107,6 +107,17 @@ func TestOnce(t *testing.T) {
 	}
 }
 `,
+	"detected/detected_test.go": `package detected
+
+import "testing"
+
+func TestRace(t *testing.T) {
+	n, done := 0, make(chan bool)
+	go func() { n++; close(done) }()
+	n++
+	<-done
+}
+`,
 	"many/many_test.go": `package many
 
 import (
@@ -302,6 +313,8 @@ func TestWholeRun(t *testing.T) {
 		{"passes alone, others fail", "-kernel host ./flaky ./fail", 1, []string{"FLAKY: 1 test", "flaky: ./flaky TestFlaky/a.b_c/once\nfailed: ./fail TestFail\n3 passed, 1 failed, 0 skipped"}, nil},
 		{"fails with count", "-kernel host -count 2 ./flaky", 1, []string{"1 passed, 1 failed, 0 skipped"}, []string{"again", "FLAKY"}},
 		{"too many to run again", "-kernel host ./many", 1, []string{"0 passed, 4 failed, 0 skipped"}, []string{"again", "FLAKY"}},
+		{"without the race detector", "-kernel host -race ./pure/...,./detected/other ./detected", 0, []string{"1 passed, 0 failed, 0 skipped"}, nil},
+		{"with the race detector", "-kernel host -race ./pure,./detected/... ./detected", 1, []string{"DATA RACE", "0 passed, 1 failed, 0 skipped"}, nil},
 		{"a data race is certain", "-kernel host ./races", 1, []string{"0 passed, 1 failed, 0 skipped"}, []string{"again", "FLAKY"}},
 		{"arguments for the tests", "-kernel host ./args -- -seed 7", 0, []string{"1 passed, 0 failed, 0 skipped"}, nil},
 		{"run selects", "-kernel host -run ^TestPass$ ./pure ./fail", 0, []string{"2 passed, 0 failed, 0 skipped"}, nil},
