@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -104,6 +105,9 @@ func (x executor) execute(ctx context.Context, k kernel, p testPackage, output i
 		"-test.count=" + strconv.Itoa(x.opts.count),
 		"-test.run=" + x.opts.run,
 	}
+	if len(p.skip) > 0 {
+		args = append(args, "-test.skip=^("+strings.Join(p.skip, "|")+")$")
+	}
 	args = append(args, x.opts.args...)
 	if k.path != "" {
 		code, err := uml.Machine{Kernel: k.path}.Run(ctx, uml.Command{Path: p.plain.path, Args: args, Dir: p.dir, Env: os.Environ()}, output)
@@ -195,6 +199,18 @@ func (r *packageRun) finish(err error) {
 	if err != nil && !(r.failed() && strings.HasSuffix(err.Error(), "exit status 1")) {
 		r.failure = fmt.Sprintf("the test binary: %v\n%s", err, strings.Join(r.output, ""))
 	}
+}
+
+// passed returns the tests that passed with all of their subtests, none of which was skipped.
+func (r *packageRun) passed() []string {
+	var names []string
+	for name, t := range r.tests {
+		notPassed := func(s *testRun) bool { return s.outcome != passed }
+		if t.outcome == passed && !strings.Contains(name, "/") && !slices.ContainsFunc(r.subtests(name), notPassed) {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 // failed reports whether a test, or the run itself, failed.

@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -79,42 +80,47 @@ func run(ctx context.Context, opts options, stdout, stderr io.Writer) (int, erro
 	// Packages that share a kernel can disturb each other: the host runs them one by one, and
 	// each has a UML machine of its own. These have one processor and often wait, so one more
 	// runs than the host has processors. The packages with the longest tests, and the oldest kernel,
-	// the slowest, begin.
+	// the slowest, begin. The kernels between it and the host's run the tests that did not wholly pass
+	// on the host.
 	x := executor{opts: opts, test2json: strings.TrimSpace(string(test2json)), out: log.New(stdout, "", 0)}
 	runs := make([]packageRun, len(kernels)*len(packages))
+	onHost := kernels[0].path == ""
+	ended := make([]chan struct{}, len(packages)) // on the host
+	for j := range packages {
+		ended[j] = make(chan struct{})
+	}
 	var host sync.WaitGroup
+	if onHost {
+		host.Go(func() {
+			var turns errgroup.Group
+			if turns.SetLimit(1); opts.kernel == "host" && opts.race != nil {
+				turns.SetLimit(runtime.NumCPU()) // as go test does; races need some disturbance
+			}
+			for j, p := range packages {
+				turns.Go(func() error {
+					defer close(ended[j])
+					runs[j] = x.run(ctx, kernels[0], p)
+					return nil
+				})
+			}
+			_ = turns.Wait()
+		})
+	}
 	var machines errgroup.Group
 	machines.SetLimit(runtime.NumCPU() + 1)
-	for i, k := range kernels {
-		if k.path == "" {
-			host.Go(func() {
-				var turns errgroup.Group
-				if turns.SetLimit(1); opts.kernel == "host" && opts.race != nil {
-					turns.SetLimit(runtime.NumCPU()) // as go test does; races need some disturbance
-				}
-				for j, p := range packages {
-					turns.Go(func() error {
-						runs[i*len(packages)+j] = x.run(ctx, k, p)
-						return nil
-					})
-				}
-				_ = turns.Wait()
-			})
-		}
-	}
-	for _, first := range append(longest, "") {
+	for i, k := range slices.Backward(kernels) {
 		for j, p := range packages {
-			if !p.kernel || p.name != first && (first != "" || slices.Contains(longest, p.name)) {
+			if k.path == "" || !p.kernel {
 				continue
 			}
-			for i, k := range slices.Backward(kernels) {
-				if k.path != "" {
-					machines.Go(func() error {
-						runs[i*len(packages)+j] = x.run(ctx, k, p)
-						return nil
-					})
+			machines.Go(func() error {
+				if onHost && i < len(kernels)-1 {
+					<-ended[j]
+					p.skip = runs[j].passed()
 				}
-			}
+				runs[i*len(packages)+j] = x.run(ctx, k, p)
+				return nil
+			})
 		}
 	}
 	_ = machines.Wait()
@@ -136,8 +142,8 @@ func run(ctx context.Context, opts options, stdout, stderr io.Writer) (int, erro
 	return exitPassed, nil
 }
 
-// longest are the packages whose tests take longest on UML, in that order.
-var longest = []string{"./test/scenario", "./cmd/slipstream", "./internal/fastpath", "./internal/dataplane/iptables"}
+// longest are the packages whose tests take longest, the longest last.
+var longest = []string{"./internal/dataplane/nftables", "./internal/dataplane/iptables", "./internal/fastpath", "./cmd/slipstream", "./test/scenario"}
 
 // kernelNames are the values of -kernel.
 var kernelNames = append([]string{"all", "uml", "host"}, uml.Versions...)
@@ -209,7 +215,8 @@ type testPackage struct {
 	dir    string // where its tests run
 	kernel bool   // its tests run on every kernel
 
-	plain, onHost *binary // the same, but where -race names the package
+	plain, onHost *binary  // the same, but where -race names the package
+	skip          []string // tests that need not run
 }
 
 // on returns the binary that runs on a kernel.
@@ -255,6 +262,9 @@ func listPackages(ctx context.Context, opts options) ([]testPackage, error) {
 	if opts.kernel != "all" && opts.kernel != "host" {
 		packages = slices.DeleteFunc(packages, func(p testPackage) bool { return !p.kernel })
 	}
+	slices.SortStableFunc(packages, func(a, b testPackage) int {
+		return cmp.Compare(slices.Index(longest, b.name), slices.Index(longest, a.name))
+	})
 	return packages, err
 }
 
