@@ -7,7 +7,8 @@
 //
 // Packages default to ./... Each package's test binary is built once, or twice with -race, and runs on the
 // host. If its tests import test/kernel/kerneltest it also runs on the User Mode Linux (UML)
-// kernels; with all of them, those between the oldest and the host's skip what passed on the host. A test passes if it passed on at least one kernel and failed on none. A test
+// kernels; with all of them, those between the oldest and the host's skip what passed on the host. A test
+// passes if it passed on at least one kernel and failed on none. A test
 // that was skipped on every kernel counts as failed, unless -strict is off. See
 // test/README.md. Arguments after "--" go to the test binaries.
 //
