@@ -43,8 +43,8 @@ func newVerify() *cobra.Command {
 		Long: `Verify reads Services, EndpointSlices, ServiceCIDRs and this node's Node, as 'run' with
 the same flags does, computes the desired state, and compares it with what the kernel
 has, in any mode: frontends and endpoints, slipstream's tables, chains, sets and rules, also
-those of limits and of the fast path, programs and maps of BPF, and parameters of the kernel
-that 'run' sets. It changes nothing, and works without a running proxy, except that NodePorts
+those of limits and of the fast path, programs and maps of BPF, their connections with
+conntrack, and parameters of the kernel that 'run' sets. It changes nothing, and works without a running proxy, except that NodePorts
 on loopback addresses lack their listeners then, and BPF programs of sockets do nothing. Give
 it the flags and the version of the proxy: other ones make other rules.
 

@@ -70,3 +70,33 @@ func Program(compiled fs.FS) (*ebpf.CollectionSpec, error) {
 	}
 	return ebpf.LoadCollectionSpecFromReader(bytes.NewReader(object))
 }
+
+// MapsOf returns the maps of a program; none if it is gone.
+func MapsOf(id ebpf.ProgramID) []ebpf.MapID {
+	p, err := ebpf.NewProgramFromID(id)
+	if err != nil {
+		return nil
+	}
+	defer p.Close()
+	info, err := p.Info()
+	if err != nil {
+		return nil
+	}
+	maps, _ := info.MapIDs()
+	return maps
+}
+
+// OpenMaps adds the maps of a program by name, except those of a name that is there.
+func OpenMaps(id ebpf.ProgramID, to map[string]*ebpf.Map) {
+	for _, id := range MapsOf(id) {
+		m, err := ebpf.NewMapFromID(id)
+		if err != nil {
+			continue // gone
+		}
+		if i, err := m.Info(); err == nil && to[i.Name] == nil {
+			to[i.Name] = m
+		} else {
+			_ = m.Close()
+		}
+	}
+}

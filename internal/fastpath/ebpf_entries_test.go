@@ -11,12 +11,15 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/cilium/ebpf"
+	tcx "github.com/cilium/ebpf/link"
+	"github.com/slipstream-proxy/slipstream/internal/bpffs"
 	engine "github.com/slipstream-proxy/slipstream/internal/fastpath/ebpf"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	"github.com/vishvananda/netlink"
@@ -481,4 +484,79 @@ func TestEBPFMidTransfer(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestVerifyEBPF damages what the maps of the program have, with and without a seal, while no packets come: Verify finds it.
+func TestVerifyEBPF(t *testing.T) {
+	w := newWorld(t, Config{Engine: EBPF, Threshold: threshold, lease: 5 * time.Second})
+	s := w.stream(lab.UDP, web, false)
+	w.fast(s)
+	w.check(s.Close())
+	w.verifies("")
+	flows, err := ebpf.LoadPinnedMap(w.pins()+"/flows", nil)
+	w.check(err)
+	defer flows.Close()
+	var key, value []byte
+	if i := flows.Iterate(); !i.Next(&key, &value) {
+		t.Fatal("there are no flows")
+	}
+	key, value = bytes.Clone(key), bytes.Clone(value)
+	put := func(key, value []byte) { t.Helper(); w.check(flows.Put(key, value)) }
+	changed := func(at int, sealAgain bool) []byte {
+		v := bytes.Clone(value)
+		if v[at]++; sealAgain {
+			seal(v)
+		}
+		return v
+	}
+	const dst, tuple = 16, 40 // the key's own destination, and the size of a tuple: value has the key and the translation
+	put(key, changed(tuple+dst, false))
+	w.verifies(" is damaged")
+	put(key, changed(dst, true)) // of another key
+	w.verifies(" is damaged")
+	put(key, changed(tuple+dst, true))
+	w.verifies(", but conntrack ")
+	put(key, value)
+	w.verifies("")
+	other := changed(dst, true)
+	put(other[:tuple], other)
+	w.verifies(" is of no connection")
+	w.check(flows.Delete(other[:tuple]))
+	w.verifies("")
+
+	pins, err := filepath.Glob(w.pins() + "/interface-*")
+	if err != nil || len(pins) == 0 {
+		t.Skip("NOT RUN: no interface has the program by a pinned link (tcx)")
+	}
+	l, err := tcx.LoadPinnedLink(pins[0], nil)
+	w.check(err)
+	defer l.Close()
+	info, err := l.Info()
+	w.check(err)
+	maps := map[string]*ebpf.Map{}
+	bpffs.OpenMaps(info.Program, maps)
+	defer func() {
+		for _, m := range maps {
+			m.Close()
+		}
+	}()
+	interfaces := maps["interfaces"]
+	var index uint32
+	w.check(interfaces.NextKey(nil, &index))
+	has, err := interfaces.LookupBytes(index)
+	w.check(err)
+	w.check(interfaces.Put(uint32(4711), has))
+	w.verifies("knows interface 4711, which takes no part")
+	w.check(errors.Join(interfaces.Delete(uint32(4711)), interfaces.Delete(index)))
+	w.verifies(fmt.Sprintf("does not know interface %d", index))
+	w.check(interfaces.Put(index, has))
+	w.verifies("")
+	w.config.lease = 1 // of a nanosecond
+	w.verifies("which no proxy gives")
+	w.config.lease = 5 * time.Second
+	w.stop()
+	w.until("Verify finds that the lease has ended", func() bool {
+		_, faults, err := Verify(t.Context(), w.config, &w.state.Full().Change)
+		return err == nil && strings.Contains(strings.Join(faults, "\n"), "does nothing: no proxy has renewed its lease for ")
+	})
 }

@@ -3,6 +3,7 @@
 package fastpath
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,8 +18,8 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 )
 
-// Verify compares the table, and where the program of the engine EBPF is attached, with what a Controller programs for a full
-// description. It changes nothing, and needs no Controller that runs. It returns the number of rules, and the differences, which may be of a change
+// Verify compares the table, and of the engine EBPF where its program is attached and what its maps have, with what a Controller
+// programs for a full description, and flows with conntrack. It changes nothing, and needs no Controller that runs. It returns the number of rules, and the differences, which may be of a change
 // that is just being programmed. If the kernel lacks the engine, or the fast path is off, there should be no table.
 func Verify(ctx context.Context, config Config, full *desired.Change) (rules int, faults []string, err error) {
 	c, err := newController(config)
@@ -67,6 +68,10 @@ func Verify(ctx context.Context, config Config, full *desired.Change) (rules int
 			err = errors.Join(err, check)
 		}
 	}
+	if e, is := c.engine.(*ebpfEngine); is {
+		more, failed := e.program.Verify(ctx)
+		faults, err = append(faults, more...), errors.Join(err, failed)
+	}
 	return rules, faults, err
 }
 
@@ -76,7 +81,7 @@ func (c *Controller) openToRead() (err error) {
 	if err != nil || c.config.Engine != EBPF {
 		return err
 	}
-	program, err := ebpf.OpenToRead(c.config.NetNS, c.config.withoutTCX, c.chosen)
+	program, err := ebpf.OpenToRead(c.config.NetNS, c.config.withoutTCX, cmp.Or(c.config.lease, ebpf.Lease), c.chosen)
 	c.engine = &ebpfEngine{Controller: c, program: program}
 	return err
 }

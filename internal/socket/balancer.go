@@ -53,19 +53,10 @@ const pins = "slipstream-sockets"
 // CAP_NET_ADMIN), cgroup v2 and Linux 5.14. It attaches nothing, and reads which pods there are. The error is one line that says
 // what is missing, as a [feature.Missing] if the kernel refuses the programs.
 func New(o Options) (*Balancer, error) {
-	b := &Balancer{options: o, links: map[string]link.Link{}, namespaces: map[namespace]*client{}, selected: map[netip.Addr]bool{}}
-	b.options.lease = cmp.Or(o.lease, Lease)
-	if err := b.locate(); err != nil {
-		return nil, err
-	}
-	if b.options.Pods == "" {
-		b.options.Pods = PodNamespaces
-	}
-	own, err := cookieOf(o.NetNS)
+	b, err := prepare(o)
 	if err != nil {
 		return nil, err
 	}
-	b.namespaces[namespace{}] = &client{cookie: own, served: true}
 	if err := bpffs.Mount(); err != nil {
 		return nil, fmt.Errorf("BPF file system: %w", err)
 	}
@@ -79,6 +70,18 @@ func New(o Options) (*Balancer, error) {
 		return nil, err
 	}
 	return b, errors.Join(objects.Close(), b.scan())
+}
+
+// prepare makes a Balancer that has loaded nothing, and knows no pods yet.
+func prepare(o Options) (*Balancer, error) {
+	b := &Balancer{options: o, links: map[string]link.Link{}, namespaces: map[namespace]*client{}, selected: map[netip.Addr]bool{}}
+	b.options.lease, b.options.Pods = cmp.Or(o.lease, Lease), cmp.Or(o.Pods, PodNamespaces)
+	if err := b.locate(); err != nil {
+		return nil, err
+	}
+	own, err := cookieOf(o.NetNS)
+	b.namespaces[namespace{}] = &client{cookie: own, served: true}
+	return b, err
 }
 
 // locate finds the cgroup and the folder of pins.

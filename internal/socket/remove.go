@@ -87,7 +87,7 @@ func detachUnseen(ns int) error {
 		if err != nil || info.Cgroup() == nil {
 			continue
 		}
-		of := mapsOf(info.Program)
+		of := bpffs.MapsOf(info.Program)
 		maps[links.ID] = of
 		if isFor(of, cookie) {
 			for _, id := range of {
@@ -107,21 +107,6 @@ func detachUnseen(ns int) error {
 		err = errors.Join(err, failed)
 	}
 	return err
-}
-
-// mapsOf returns the maps of a program; none if it is gone.
-func mapsOf(id ebpf.ProgramID) []ebpf.MapID {
-	p, err := ebpf.NewProgramFromID(id)
-	if err != nil {
-		return nil
-	}
-	defer p.Close()
-	info, err := p.Info()
-	if err != nil {
-		return nil
-	}
-	maps, _ := info.MapIDs()
-	return maps
 }
 
 // isFor reports whether maps are those of a Balancer for a network namespace.

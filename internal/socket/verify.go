@@ -3,6 +3,7 @@
 package socket
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"github.com/slipstream-proxy/slipstream/internal/bpffs"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"golang.org/x/sys/unix"
 )
@@ -23,14 +25,14 @@ import (
 // should be nothing. It changes nothing, and needs no Balancer that runs. It returns the number of frontends, and the differences, which may be of a
 // change that is just being written.
 func Verify(o Options, full *desired.Change) (frontends int, faults []string, err error) {
-	b := &Balancer{options: o}
 	if full == nil {
 		if answers(o.NetNS) {
 			faults = append(faults, "BPF programs of sockets are attached, though socketLoadBalancing is off")
 		}
 		return 0, faults, nil
 	}
-	if err := b.locate(); err != nil {
+	b, err := prepare(o)
+	if err != nil {
 		return 0, nil, err
 	}
 	read := map[string]*ebpf.Map{}
@@ -55,17 +57,7 @@ func Verify(o Options, full *desired.Change) (frontends int, faults []string, er
 		if err := errors.Join(failed, l.Close()); err != nil {
 			return 0, nil, err
 		}
-		for _, id := range mapsOf(info.Program) {
-			m, failed := ebpf.NewMapFromID(id)
-			if failed != nil {
-				continue // gone
-			}
-			if i, failed := m.Info(); failed == nil && read[i.Name] == nil {
-				read[i.Name] = m
-			} else {
-				_ = m.Close()
-			}
-		}
+		bpffs.OpenMaps(info.Program, read)
 	}
 	if len(read) == 0 {
 		return 0, faults, nil
@@ -78,6 +70,10 @@ func Verify(o Options, full *desired.Change) (frontends int, faults []string, er
 		return 0, faults, fmt.Errorf("maps of sockets: %w", err)
 	}
 	has := got.asRead()
+	full.Sets[desired.DirectIPs].Note(b.selected)
+	if err := errors.Join(b.scan(), b.compareNamespaces(read["namespaces"], wanted, has)); err != nil {
+		return 0, faults, err
+	}
 	for _, key := range slices.Sorted(maps.Keys(wanted)) {
 		if has[key] != wanted[key] {
 			faults = append(faults, fmt.Sprintf("map of sockets: %s is %q instead of %q", key, has[key], wanted[key]))
@@ -94,6 +90,25 @@ func Verify(o Options, full *desired.Change) (frontends int, faults []string, er
 		faults = append(faults, fmt.Sprintf("the programs of sockets do nothing: no proxy has renewed their lease for %s", (time.Duration(now.Nano())-time.Duration(until)).Round(time.Second)))
 	}
 	return want.frontends, faults, nil
+}
+
+// compareNamespaces adds to what is wanted, and what there is, the network namespaces that are served.
+func (b *Balancer) compareNamespaces(m *ebpf.Map, wanted, has map[string]string) error {
+	const pod, node = "is a pod's", "is the node's"
+	names := map[uint64]string{}
+	for n, c := range b.namespaces {
+		names[c.cookie] = "network namespace " + cmp.Or(n.name, "of the node")
+		if c.served {
+			wanted[names[c.cookie]] = map[bool]string{true: node, false: pod}[n == namespace{}]
+		}
+	}
+	var served []update[uint64, uint32]
+	err := read(m, &served)
+	for _, n := range served {
+		name := cmp.Or(names[n.key], fmt.Sprintf("network namespace with the cookie %d", n.key))
+		has[name] = map[uint32]string{podsNamespace: pod, nodesNamespace: node}[n.value]
+	}
+	return err
 }
 
 // readUpdates reads maps as the updates that would write them.

@@ -43,7 +43,13 @@ func TestVerify(t *testing.T) {
 		"frontend ":                           func() { delFirst(w.objects.Frontends, new(programAddress)) },
 		"map of sockets: node address ":       func() { delFirst(w.objects.NodeAddresses, new(programAddress)) },
 		"does not belong there":               func() { w.check(w.objects.Frontends.Put(&programAddress{Port: 7}, uint32(0))) },
-		"no proxy has renewed their lease":    func() { w.check(w.objects.Lease.Put(uint32(0), uint64(time.Second))) },
+		"cni-00000000-0000-0000-0000-000000000001 is \"\" instead of \"is a pod's\"": func() {
+			cookie, err := cookieOf(w.client.FD())
+			w.check(errors.Join(err, w.objects.Namespaces.Delete(cookie)))
+		},
+		"network namespace of the node is \"is a pod's\"": func() { w.check(w.objects.Namespaces.Put(w.namespaces[namespace{}].cookie, podsNamespace)) },
+		"with the cookie 4711, \"is a pod's\", does not":  func() { w.check(w.objects.Namespaces.Put(uint64(4711), podsNamespace)) },
+		"no proxy has renewed their lease":                func() { w.check(w.objects.Lease.Put(uint32(0), uint64(time.Second))) },
 	} {
 		damage()
 		if found := verify(full()); !strings.Contains(found, want) {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"github.com/slipstream-proxy/slipstream/internal/bpffs"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/sock"
 	"github.com/slipstream-proxy/slipstream/internal/node/netif"
@@ -36,6 +37,7 @@ func (p place) parent() uint32 {
 // attachment is one of the programs at an interface.
 type attachment interface {
 	intact() bool              // no other program has detached it
+	program() ebpf.ProgramID   // that is attached; 0 if it is gone
 	use(p *ebpf.Program) error // instead of the one that is attached
 	detach() error             // and closes it
 	Close() error              // it remains attached
@@ -63,6 +65,14 @@ func (l *tcxLink) intact() bool {
 	// A program that comes after ours would not see the packets that ours forwards.
 	all := l.engine.programs(l.at.index, ebpf.AttachTCXIngress)
 	return !l.engine.part[l.at.index] || len(all) > 0 && all[len(all)-1].ID == info.Program
+}
+
+func (l *tcxLink) program() ebpf.ProgramID {
+	info, err := l.Info()
+	if err != nil {
+		return 0
+	}
+	return info.Program
 }
 
 func (l *tcxLink) use(p *ebpf.Program) error { return l.Update(p) }
@@ -129,8 +139,8 @@ func (e *Engine) attachTC(at place, p *ebpf.Program) (*filter, error) {
 	if err != nil && !errors.Is(err, unix.EEXIST) {
 		return nil, err
 	}
-	if name, exists := filterAt(e.route, at); exists && name != filterName {
-		return nil, fmt.Errorf("priority %d has filter %q of another program", filterPriority, name)
+	if b := filterAt(e.route, at); b != nil && b.Name != filterName {
+		return nil, fmt.Errorf("priority %d has filter %q of another program", filterPriority, b.Name)
 	}
 	f := &filter{newFilter(at, -1), e.route, at}
 	return f, f.use(p)
@@ -154,21 +164,28 @@ func (f *filter) use(p *ebpf.Program) error {
 
 func (f *filter) intact() bool { return hasFilter(f.route, f.at) }
 
-// hasFilter reports whether an Engine has a filter at a place.
-func hasFilter(route *links.Handle, at place) bool {
-	name, exists := filterAt(route, at)
-	return exists && name == filterName
+func (f *filter) program() (id ebpf.ProgramID) {
+	if b := filterAt(f.route, f.at); b != nil {
+		id = ebpf.ProgramID(b.Id)
+	}
+	return id
 }
 
-// filterAt returns the name of the filter in our place, which may also be that of another program.
-func filterAt(route *links.Handle, at place) (name string, exists bool) {
+// hasFilter reports whether an Engine has a filter at a place.
+func hasFilter(route *links.Handle, at place) bool {
+	b := filterAt(route, at)
+	return b != nil && b.Name == filterName
+}
+
+// filterAt returns the filter in our place, which may also be that of another program; nil without one.
+func filterAt(route *links.Handle, at place) (found *links.BpfFilter) {
 	all, _ := route.FilterList(byIndex(at.index), at.parent()) // an interface may not exist any more
 	for _, f := range all {
 		if b, is := f.(*links.BpfFilter); is && b.Priority == filterPriority && b.Handle == filterHandle {
-			name, exists = b.Name, true
+			found = b
 		}
 	}
-	return name, exists
+	return found
 }
 
 func byIndex(index int) links.Link {
@@ -232,18 +249,10 @@ func removeUnseen(ns int) error {
 
 // usesFlows reports whether a program has a map of flows.
 func usesFlows(id ebpf.ProgramID) (is bool) {
-	p, err := ebpf.NewProgramFromID(id)
-	if err != nil {
-		return false
-	}
-	defer p.Close()
-	if info, err := p.Info(); err == nil {
-		maps, _ := info.MapIDs()
-		for _, id := range maps {
-			if m, err := ebpf.NewMapFromID(id); err == nil {
-				is = is || m.Type() == ebpf.Hash && m.KeySize() == uint32(unsafe.Sizeof(programTuple{})) && m.ValueSize() == uint32(unsafe.Sizeof(programFlow{}))
-				_ = m.Close()
-			}
+	for _, id := range bpffs.MapsOf(id) {
+		if m, err := ebpf.NewMapFromID(id); err == nil {
+			is = is || m.Type() == ebpf.Hash && m.KeySize() == uint32(unsafe.Sizeof(programTuple{})) && m.ValueSize() == uint32(unsafe.Sizeof(programFlow{}))
+			_ = m.Close()
 		}
 	}
 	return is

@@ -123,10 +123,10 @@ func (e *Engine) dial() (err error) {
 	return err
 }
 
-// OpenToRead opens an Engine of which only Filters, Outdated, Detached and Close may be called. It has loaded nothing, and Detached is about
+// OpenToRead opens an Engine of which only Filters, Outdated, Detached, Verify and Close may be called. It has loaded nothing, and Detached is about
 // the interfaces that take part according to another one, which part returns.
-func OpenToRead(ns int, tc bool, part func() map[int]bool) (e *Engine, err error) {
-	e = &Engine{netns: ns, tc: tc, attached: map[place]attachment{}, veths: map[int]bool{}, reads: part}
+func OpenToRead(ns int, tc bool, lease time.Duration, part func() map[int]bool) (e *Engine, err error) {
+	e = &Engine{netns: ns, tc: tc, lease: lease, attached: map[place]attachment{}, veths: map[int]bool{}, reads: part}
 	if e.dir, err = bpffs.Folder(pins, ns); err != nil {
 		return e, err
 	}
