@@ -51,8 +51,37 @@ func (s *site) scrape() (map[string]float64, time.Time) {
 	return all, at
 }
 
+// monitoredJob is the label job that the ServiceMonitor gives. deploy's TestAgree checks that the chart renders the same one.
+func monitoredJob(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile("../../deploy/kustomize/monitoring/monitoring.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for one := range strings.SplitSeq(string(text), "\n---\n") {
+		var m struct {
+			Kind string
+			Spec struct {
+				Endpoints []struct {
+					Relabelings []struct{ TargetLabel, Replacement string }
+				}
+			}
+		}
+		if err := yaml.Unmarshal([]byte(one), &m); err != nil {
+			t.Fatal(err)
+		}
+		if m.Kind == "ServiceMonitor" {
+			if r := m.Spec.Endpoints[0].Relabelings; len(r) == 1 && r[0].TargetLabel == "job" {
+				return r[0].Replacement
+			}
+		}
+	}
+	t.Fatal("no ServiceMonitor with a relabeling of the job alone")
+	return ""
+}
+
 // series are a proxy's, for an hour of promtool's time, which begins at 0.
-func (s *scrapes) series(instance string) (all []any) {
+func (s *scrapes) series(job, instance string) (all []any) {
 	for name, v := range s.after {
 		was, existed := s.before[name]
 		step := v - was
@@ -65,7 +94,7 @@ func (s *scrapes) series(instance string) (all []any) {
 				step = 60
 			}
 		}
-		labels := strings.Replace(name, "{", fmt.Sprintf("{job=\"kube-proxy\",instance=%q,", instance), 1)
+		labels := strings.Replace(name, "{", fmt.Sprintf("{job=%q,instance=%q,", job, instance), 1)
 		if text := strconv.FormatFloat(step, 'f', -1, 64); !strings.ContainsAny(text, "NI") && !strings.ContainsAny(fmt.Sprint(v), "NI") {
 			all = append(all, map[string]any{"series": labels, "values": fmt.Sprintf("%s%+fx60", strconv.FormatFloat(v, 'f', 6, 64), step)})
 		}
@@ -203,8 +232,7 @@ var sicknesses = []sickness{
 }
 
 // TestAlertsOfSickProxies makes proxies sick, and has promtool evaluate the alerts on what they say of themselves, beside a
-// proxy that is well: each alert fires for its sicknesses and for no other ones. deploy's TestMonitoredJob has the job that
-// chart and manifests give.
+// proxy that is well, as the ServiceMonitor has them scraped: each alert fires for its sicknesses and for no other ones.
 func TestAlertsOfSickProxies(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTBinary, kerneltest.TCX)
 	promtool, err := exec.LookPath("promtool")
@@ -242,7 +270,7 @@ func TestAlertsOfSickProxies(t *testing.T) {
 			alerts = append(alerts, r["alert"].(string))
 		}
 	}
-	fires, tests := map[string]bool{}, list{}
+	fires, tests, job := map[string]bool{}, list{}, monitoredJob(t)
 	for i, c := range sicknesses {
 		var expected list
 		for _, alert := range alerts {
@@ -254,7 +282,7 @@ func TestAlertsOfSickProxies(t *testing.T) {
 				"exp_samples": list{fields{"labels": "{}", "value": n}}})
 		}
 		expected = append(expected, fields{"expr": `count(ALERTS{alertstate="firing",instance!="sick"}) or vector(0)`, "eval_time": "58m", "exp_samples": list{fields{"labels": "{}", "value": 0}}})
-		tests = append(tests, fields{"name": c.name, "interval": "1m", "input_series": append(all[i+1].series("sick"), all[0].series("well")...), "promql_expr_test": expected})
+		tests = append(tests, fields{"name": c.name, "interval": "1m", "input_series": append(all[i+1].series(job, "sick"), all[0].series(job, "well")...), "promql_expr_test": expected})
 	}
 	for _, alert := range alerts {
 		if !fires[alert] && untold[alert] == "" {

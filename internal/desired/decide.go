@@ -360,21 +360,36 @@ func (s *State) decideNone(d *Decision, to FrontendKey) {
 	case s.config.relayed(to) && s.frontendAt(to) != nil:
 		d.None, d.Service = Relayed, s.frontendAt(to).claims[0].port.name.Owner()
 	case to.Addr().IsLoopback() || own:
+		if d.Service = s.withNodePort(to); d.Service.Name != "" {
+			d.None = NotServing
+		}
 		for _, a := range s.nodePortAddrs {
-			if FamilyOf(a) != family {
-				continue
-			}
-			if f := s.FrontendAt(to.At(a)); f != nil && f.Kind == NodePort {
-				d.None, d.Service, d.ServedAt = NotServing, f.Service.Owner(), append(d.ServedAt, a)
+			if f := s.FrontendAt(to.At(a)); FamilyOf(a) == family && f != nil && f.Kind == NodePort {
+				d.ServedAt = append(d.ServedAt, a)
 			}
 		}
 	default:
+		d.Service = s.withNodePort(to)
 		for m := range s.sets[ServiceCIDRs].all {
 			if p := m.Prefix(); p.Contains(to.Addr()) {
 				d.None, d.ServiceCIDR = Unallocated, p
 			}
 		}
 	}
+}
+
+// withNodePort is the Service that has a port as its NodePort, whether this node has an address that serves it or not.
+func (s *State) withNodePort(to FrontendKey) (owner types.NamespacedName) {
+	for name, svc := range s.services {
+		for _, p := range svc.ports {
+			svc.spec.eachNodePort(p, unspecified[:], func(key FrontendKey, _ AddressKind, _ *port) {
+				if key == to.NodePort() {
+					owner = name
+				}
+			})
+		}
+	}
+	return owner
 }
 
 // Destinations returns the destinations that packets to a frontend have: its own address, or those

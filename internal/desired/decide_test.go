@@ -38,6 +38,16 @@ func TestNodePortElsewhere(t *testing.T) {
 			if want == NotServing && (d.Service.Name != "web" || !slices.Equal(d.ServedAt, []netip.Addr{serves.Addr()})) {
 				t.Errorf("by address %v: %s is said to be served at %v", byAddress, d.Service, d.ServedAt)
 			}
+			if want == NotOurs && d.Service.Name != "web" {
+				t.Errorf("by address %v: the NodePort of another node is said to be that of %q", byAddress, d.Service)
+			}
+		}
+		s.SetNodeAddresses([]netip.Addr{netip.MustParseAddr("198.51.100.1"), netip.MustParseAddr("127.0.0.1")})
+		s.Change()
+		for _, a := range []string{"198.51.100.1", "127.0.0.1"} {
+			if d := s.Decide(Origin{Class: FromNode}, at(a)); d.None != NotServing || d.Service.Name != "web" || len(d.ServedAt) > 0 {
+				t.Errorf("by address %v: on a node without an address for NodePorts, the decision about %s is %q of %q at %v", byAddress, a, d, d.Service, d.ServedAt)
+			}
 		}
 	}
 }

@@ -361,7 +361,7 @@ func chooseFrontend(s *desired.ServiceView, port, protocol string) (desired.Fron
 			}
 		}
 	}
-	return desired.FrontendKey{}, fmt.Errorf("Service %s/%s has no port %s; it has %s", s.Namespace, s.Name, cmp.Or(port+strings.TrimSuffix("/"+protocol, "/"), protocol), portsOf(s))
+	return desired.FrontendKey{}, fmt.Errorf("Service %s/%s has no port %s; it has %s", s.Namespace, s.Name, strings.Trim(port+"/"+protocol, "/"), portsOf(s))
 }
 
 func portsOf(s *desired.ServiceView) string {
@@ -444,13 +444,21 @@ func (x *explainer) noFrontend() {
 	case desired.NoNodePort:
 		x.stop(NoService, false, "Frontend", "", "%s is an address of this node, and no Service has the NodePort %s. The packets are left to the node itself.", x.to.Addr(), port)
 	case desired.NotServing:
-		x.stop(NoService, false, "Frontend", "", "%s is the NodePort of Service %s, which this node serves at %s only (nodePortAddresses).", port, d.Service, listOf(d.ServedAt))
+		where := "at " + listOf(d.ServedAt) + " only (nodePortAddresses)"
+		if len(d.ServedAt) == 0 {
+			where = fmt.Sprintf("at no %s address: it has none that nodePortAddresses selects, by default those of the Node object", x.family())
+		}
+		x.stop(NoService, false, "Frontend", "", "%s is the NodePort of Service %s, which this node serves %s.", port, d.Service, where)
 	case desired.Relayed:
 		x.step("Frontend", "", "%s is the NodePort of Service %s on a loopback address. A relay of this proxy in user space serves it.", x.to, d.Service)
 	case desired.NotOnLoopback:
 		x.stop(NoService, false, "Frontend", "", "%s is a NodePort on a loopback address, where it is refused.", x.to)
 	default:
-		x.stop(NoService, false, "Frontend", "", "No Service has %s. Slipstream leaves these packets alone.", x.to)
+		hint := ""
+		if d.Service.Name != "" {
+			hint = fmt.Sprintf(" %s is the NodePort of Service %s, but %s is no address of this node: ask the node that has it.", port, d.Service, x.to.Addr())
+		}
+		x.stop(NoService, false, "Frontend", "", "No Service has %s. Slipstream leaves these packets alone.%s", x.to, hint)
 	}
 }
 
@@ -459,7 +467,7 @@ func listOf(addrs []netip.Addr) string {
 	for _, a := range addrs {
 		all = append(all, a.String())
 	}
-	return cmp.Or(strings.Join(all, ", "), "no address")
+	return strings.Join(all, ", ")
 }
 
 func (x *explainer) viewPorts() []desired.PortView {

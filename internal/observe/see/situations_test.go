@@ -89,6 +89,21 @@ endpoints:
 ` + endpoints
 }
 
+// webNodePort is the Service with a NodePort.
+var webNodePort = strings.Replace(web(endpoint), "{clusterIP: 10.96.0.10, ports: [{", "{type: NodePort, clusterIP: 10.96.0.10, ports: [{nodePort: 30080, ", 1)
+
+// TestNodePortNowhere asks for a NodePort on a node that has no address for NodePorts.
+func TestNodePortNowhere(t *testing.T) {
+	ranges := desired.NodePortAddresses{CIDRs: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}}
+	v := viewOf(t, webNodePort, desired.New(desired.Config{NodeName: "n1", NodePorts: ranges}))
+	for _, to := range []string{"127.0.0.1:30080", "192.168.100.11:30080"} {
+		x, err := v.Explain(t.Context(), Question{To: to})
+		if err != nil || !strings.HasPrefix(x.Verdict, "STOPS HERE (NoService): 30080/TCP is the NodePort of Service default/web, which this node serves at no IPv4 address: ") {
+			t.Errorf("%s: %+v, %v", to, x, err)
+		}
+	}
+}
+
 // TestDecided explains connections that stop for what the proxy has decided: explain names the cause, and no other
 // one. cmd/slipstream's TestExplain has what the kernel and other programs do.
 func TestDecided(t *testing.T) {
@@ -108,6 +123,7 @@ func TestDecided(t *testing.T) {
 		{name: "unallocated address", manifest: web(endpoint) + "---\napiVersion: networking.k8s.io/v1\nkind: ServiceCIDR\nmetadata: {name: kubernetes}\nspec: {cidrs: [10.96.0.0/16]}\n",
 			to: "10.96.7.7:80", want: NoService, text: "dropped"},
 		{name: "no NodePort", to: "192.168.100.11:30999", want: NoService, text: "address of this node"},
+		{name: "NodePort of another node", manifest: webNodePort, to: "203.0.113.7:30080", want: NoService, text: "30080/TCP is the NodePort of Service default/web, but 203.0.113.7 is no address of this node"},
 		{name: "another port of the ClusterIP", to: "10.96.0.10:81", want: NoSuchPort, text: "refused"},
 		{name: "another protocol", to: "10.96.0.10:80/UDP", want: NoSuchPort},
 		{name: "headless, in a cluster", manifest: strings.Replace(headless, "labels: {", `labels: {service.kubernetes.io/headless: "", `, 1), want: NoService, text: "headless"},

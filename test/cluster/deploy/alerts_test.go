@@ -249,13 +249,19 @@ var healthy = map[string]string{
 }
 
 // TestAlertsOfFaults checks with promtool that each alert about a proxy fires for its own fault and for no other
-// one, and that none fires for a proxy beside it that is well. An alert without a fault here fails the test.
+// one, and that none fires for a proxy beside it that is well, with the job that the ServiceMonitors of the base and of the
+// chart give. An alert without a fault here fails the test.
 func TestAlertsOfFaults(t *testing.T) {
 	promtool, err := exec.LookPath("promtool")
 	if err != nil {
 		t.Fatalf("%v (test/deps.sh installs it)", err)
 	}
-	const job = "kube-proxy"
+	for name, job := range monitoredJobs(t) {
+		t.Run(name, func(t *testing.T) { alertsOfFaults(t, promtool, job) })
+	}
+}
+
+func alertsOfFaults(t *testing.T, promtool, job string) {
 	rules, dir := alertRules(t), t.TempDir()
 	type list = []any
 	type fields = map[string]any
