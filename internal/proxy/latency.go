@@ -3,49 +3,53 @@
 package proxy
 
 import (
-	"slices"
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // triggers are the times of changes in the cluster that the kernel does not have yet, from
-// the annotation endpoints.kubernetes.io/last-change-trigger-time of EndpointSlices.
+// the annotation endpoints.kubernetes.io/last-change-trigger-time of EndpointSlices. Of the changes of
+// one slice, the first counts.
 type triggers struct {
-	since   time.Time // earlier triggers are ignored: the proxy did not run yet
-	waiting []trigger
+	since   time.Time                        // earlier triggers are ignored: the proxy did not run yet
+	waiting map[types.NamespacedName]trigger // by slice
 }
 
 type trigger struct {
-	namespace, name string // of the slice
-	family          desired.Family
-	at              time.Time
+	family desired.Family
+	at     time.Time
 }
+
+// oldestTrigger is how old a trigger may be when its slice arrives. Whoever writes EndpointSlices can write any time.
+const oldestTrigger = 10 * time.Minute
 
 // set adds the trigger of a changed slice. A slice without the annotation, or with one that
 // is not in RFC 3339, is ignored.
 func (t *triggers) set(s *discoveryv1.EndpointSlice) {
+	name := types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
 	text, ok := s.Annotations[corev1.EndpointsLastChangeTriggerTime]
-	if !ok {
+	if _, waits := t.waiting[name]; !ok || waits {
 		return
 	}
 	at, err := time.Parse(time.RFC3339Nano, text)
-	if err != nil || !at.After(t.since) {
+	if err != nil || !at.After(t.since) || time.Since(at) > oldestTrigger {
 		return
 	}
 	f := desired.IPv4
 	if s.AddressType == discoveryv1.AddressTypeIPv6 {
 		f = desired.IPv6
 	}
-	t.waiting = append(t.waiting, trigger{s.Namespace, s.Name, f, at})
+	t.waiting[name] = trigger{f, at}
 }
 
-// drop drops the triggers of a deleted slice, which were not about its deletion.
+// drop drops the trigger of a deleted slice, which was not about its deletion.
 func (t *triggers) drop(namespace, name string) {
-	t.waiting = slices.DeleteFunc(t.waiting, func(w trigger) bool { return w.name == name && w.namespace == namespace })
+	delete(t.waiting, types.NamespacedName{Namespace: namespace, Name: name})
 }
 
 // done records the latency of all triggers, when the kernel has their changes, and returns the
@@ -57,7 +61,7 @@ func (t *triggers) done(now time.Time, m *metrics.Metrics) (longest time.Duratio
 			longest = max(longest, took)
 		}
 	}
-	t.waiting = nil
+	clear(t.waiting)
 	return longest
 }
 

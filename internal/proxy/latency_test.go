@@ -18,6 +18,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 )
@@ -77,6 +78,7 @@ func TestNetworkProgrammingLatency(t *testing.T) {
 		slice("a", 3, ago(time.Hour)),  // triggered before this proxy started
 		slice("a", 4, "yesterday"),     // not a time
 		slice("a", 5, ago(-time.Hour)), // of a clock that goes ahead
+		slice("a", 6, "0001-01-01T00:00:00Z"),
 	} {
 		l.events <- []source.Event{e}
 	}
@@ -97,6 +99,26 @@ func TestNetworkProgrammingLatency(t *testing.T) {
 		}
 	}); err != nil || len(lags) == 0 || slices.Max(lags) > time.Minute*30 {
 		t.Errorf("lags %v, error %v", lags, err)
+	}
+}
+
+// TestForgedTriggers has slices whose triggers no controller can have written. Of many changes that wait, one counts.
+func TestForgedTriggers(t *testing.T) {
+	now := time.Now()
+	all := triggers{now.Add(-24 * time.Hour), map[types.NamespacedName]trigger{}}
+	for i, d := range []time.Duration{-time.Hour, oldestTrigger + time.Minute, oldestTrigger - time.Minute, time.Hour} {
+		for range 100 {
+			all.set(slice(fmt.Sprint(i), 1, ago(d)).Object.(*discoveryv1.EndpointSlice))
+		}
+	}
+	if longest, n := all.done(now, metrics.New()), len(all.waiting); n != 0 || longest < oldestTrigger-2*time.Minute || longest > oldestTrigger {
+		t.Errorf("%v is the longest, %d wait", longest, n)
+	}
+	for range 100 {
+		all.set(slice("x", 1, ago(0)).Object.(*discoveryv1.EndpointSlice))
+	}
+	if n := len(all.waiting); n != 1 {
+		t.Errorf("%d triggers of a slice wait", n)
 	}
 }
 

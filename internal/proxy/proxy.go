@@ -151,7 +151,7 @@ func New(s source.Source, st *desired.State, b dataplane.Programmer, m *metrics.
 		backoff:   newBackoff(),
 		pace:      pace{look: o.Readers},
 		outliers:  outliers{tenants: map[string]*tenant{}, done: make(chan func(), mostProbes)},
-		triggers:  triggers{since: time.Now()},
+		triggers:  triggers{time.Now(), map[types.NamespacedName]trigger{}},
 
 		inspections: make(chan func()),
 	}
