@@ -14,18 +14,18 @@ import (
 // beyond has none because of them: its backends are chosen at random, and all are equally likely. A
 // slot takes about 100 bytes of kernel memory, and 200 of the proxy's while it is written.
 //
-// MaxElements is how many frontends, source ranges of frontends and backends the Services of a namespace may have, of which an
-// object of a megabyte could make millions; and 256 more for each of them, so that many ordinary ones
-// have room. A Service beyond has none. One takes about 70 bytes of the kernel's memory, and 170 of
-// the proxy's.
+// MaxElements is how many frontends, source ranges of frontends and backends the Services of a namespace may have, of
+// which an object of a megabyte could make millions. The first 256 of each Service do not count, so that many
+// ordinary ones have room. A Service beyond has none. One takes about 70 bytes of the kernel's memory, and 170 of the
+// proxy's. As they can all differ in one change, it also bounds how long others wait for one.
 //
 // All nodes decide alike: the numbers follow from Services and EndpointSlices.
 const (
 	MaxSlots    = 1 << 19
-	MaxElements = 1 << 18
+	MaxElements = 1 << 16
 
-	// namespaces is how many times that all namespaces may have together.
-	namespaces = 8
+	// All namespaces together may have so many times what one may have.
+	namespacesSlots, namespacesElements = 8, 32
 )
 
 // budget limits what Services need of one thing. While those of a namespace need more than it may
@@ -33,20 +33,20 @@ const (
 // less, half as often as is necessary, so that those that have the most lose first.
 type budget struct {
 	each    int // that a namespace may have
-	more    int // for each of its Services
-	level   int // that it may have now
-	total   int // that namespaces have, if each may have its own, beyond what they have for their Services
+	free    int // that each Service may have besides
+	all     int // that all namespaces may have
+	level   int // that a namespace may have now
+	total   int // that namespaces have, if each may have its own
 	tenants map[string]*tenant
 }
 
 // tenant is a namespace.
 type tenant struct {
-	needs  map[*service]int // without zeros
+	needs  map[*service]int // beyond budget.free, without zeros
 	sorted []need           // the largest first; nil until they are more than the namespace may have
 	cut    int              // those before get nothing, as the others fit then
 	kept   int              // sum of the others
 	within int              // of those that fit, if it may have budget.each
-	more   int              // of the budget
 }
 
 // need is what a Service needs.
@@ -59,8 +59,8 @@ func (a need) compare(b need) int {
 	return cmp.Or(cmp.Compare(b.n, a.n), cmp.Compare(a.svc.name.Name, b.svc.name.Name))
 }
 
-func newBudget(each, more int) budget {
-	return budget{each, more, each, 0, map[string]*tenant{}}
+func newBudget(each, free, namespaces int) budget {
+	return budget{each, free, namespaces * each, each, 0, map[string]*tenant{}}
 }
 
 func (b *budget) over(svc *service) bool { return b.tenants[svc.name.Namespace].over(svc) }
@@ -109,10 +109,11 @@ func (t *tenant) replace(svc *service, former, n int) {
 // set says what a Service needs. It returns the Services of which it then differs whether they get it.
 // Others cost nothing.
 func (b *budget) set(svc *service, n int) (differ []*service) {
+	n = max(0, n-b.free)
 	name := svc.name.Namespace
 	t := b.tenants[name]
 	if t == nil {
-		t = &tenant{more: b.more, needs: map[*service]int{}}
+		t = &tenant{needs: map[*service]int{}}
 	}
 	former, was := t.needs[svc], t.over(svc)
 	if former == n {
@@ -127,7 +128,7 @@ func (b *budget) set(svc *service, n int) (differ []*service) {
 		delete(b.tenants, name)
 	}
 	level, all := b.each, []*tenant{t}
-	for have := b.total; have > namespaces*b.each; level /= 2 {
+	for have := b.total; have > b.all; level /= 2 {
 		have = 0
 		for _, t := range b.tenants {
 			have += t.fit(level / 2)
@@ -154,7 +155,6 @@ func (b *budget) set(svc *service, n int) (differ []*service) {
 // split returns the cut so that those after it, and as many as possible, fit if all may have a number,
 // and their sum.
 func (t *tenant) split(most int) (cut, kept int) {
-	most += t.more * len(t.needs)
 	if t.kept > most && t.sorted == nil {
 		for svc, n := range t.needs {
 			t.sorted = append(t.sorted, need{n, svc})
@@ -171,15 +171,10 @@ func (t *tenant) split(most int) (cut, kept int) {
 	return cut, kept
 }
 
-// fit returns what those need that fit if all may have a number, beyond what there is for each Service.
+// fit returns what those need that fit if all may have a number.
 func (t *tenant) fit(most int) int {
 	_, kept := t.split(most)
-	return max(0, kept-t.more*len(t.needs))
-}
-
-// limit returns what the namespace of a Service may have.
-func (b *budget) limit(svc *service) int {
-	return b.level + b.more*len(b.tenants[svc.name.Namespace].needs)
+	return kept
 }
 
 // elements returns how many frontends, source ranges of these, and backends a Service would have at most.
@@ -194,9 +189,16 @@ func (svc *service) elements() (n int) {
 			n += len(spec.ports) * len(spec.ranges[FamilyOf(a.ip)])
 		}
 	}
+	of := 1 // elements that a backend takes
+	if spec.affinity > 0 {
+		of *= 2
+	}
+	if spec.policy.externalLocal { // all may be local
+		of *= 2
+	}
 	for f, backends := range svc.backends {
 		if spec.has(Family(f)) {
-			n += backends
+			n += of * backends
 		}
 	}
 	return n
@@ -214,7 +216,8 @@ func (s *State) countElements(svc *service) {
 	for _, svc := range s.elements.set(svc, svc.elements()) {
 		if s.elements.over(svc) {
 			s.problems = append(s.problems, ProblemOf(svc.name, "spec.ports", fmt.Sprintf(
-				"the Service is left out: it needs %d frontends, source ranges and endpoints, and its namespace may have %d", svc.elements(), s.elements.limit(svc))))
+				"the Service is left out: it needs %d frontends, source ranges and endpoints, and its namespace may have %d, and %d more for each Service (namespaceElements)",
+				svc.elements(), s.elements.level, s.elements.free)))
 		}
 		s.serve(svc)
 	}
@@ -257,7 +260,7 @@ func (s *State) keepBudgets() {
 			if s.slots.over(svc) {
 				s.problems = append(s.problems, ProblemOf(svc.name, "spec.ports", fmt.Sprintf(
 					"the ports and endpoints of the Service need %d slots for its scheduler or weights, and its namespace may have %d: "+
-						"endpoints are chosen at random, and all are equally likely", svc.slots, s.slots.limit(svc))))
+						"endpoints are chosen at random, and all are equally likely", svc.slots, s.slots.level)))
 			}
 		}
 	}

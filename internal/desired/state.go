@@ -67,6 +67,7 @@ type State struct {
 
 // New returns a State without objects.
 func New(c Config) *State {
+	elements := cmp.Or(c.NamespaceElements, MaxElements)
 	s := &State{
 		config:      c,
 		services:    map[types.NamespacedName]*service{},
@@ -85,8 +86,8 @@ func New(c Config) *State {
 		told:        map[string][]Problem{},
 		limited:     map[*service]bool{},
 		permits:     permits{map[string]bool{}, map[string]map[string]metav1.Object{}},
-		slots:       newBudget(cmp.Or(c.NamespaceSlots, MaxSlots), 0),
-		elements:    newBudget(cmp.Or(c.NamespaceElements, MaxElements), cmp.Or(c.NamespaceElements, MaxElements)/1024),
+		slots:       newBudget(cmp.Or(c.NamespaceSlots, MaxSlots), 0, namespacesSlots),
+		elements:    newBudget(elements, elements*256/MaxElements, namespacesElements),
 	}
 	s.reportedLocal = s.local()
 	s.node.primary = c.NodeIP

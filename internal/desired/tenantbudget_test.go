@@ -121,14 +121,14 @@ func TestNamespaceSlots(t *testing.T) {
 	s.DeleteService("x", "s2")
 	want("none is over", 0, "victim/s1", "x/s3")
 	// All namespaces together.
-	for i := range 2 * namespaces {
+	for i := range 2 * namespacesSlots {
 		addService(s, "y"+fmt.Sprint("-", i), 100+i, 10, 5, corev1.ServiceSpec{}, maglev, "")
 	}
-	want("many namespaces", 2*namespaces, "victim/s1", "x/s3")
+	want("many namespaces", 2*namespacesSlots, "victim/s1", "x/s3")
 	if s.slots.level != 50000 {
 		t.Errorf("a namespace may have %d", s.slots.level)
 	}
-	for i := range 2 * namespaces {
+	for i := range 2 * namespacesSlots {
 		s.DeleteService("y"+fmt.Sprint("-", i), fmt.Sprint("s", 100+i))
 	}
 	if want("as before", 0, "victim/s1", "x/s3"); s.slots.level != s.slots.each {
@@ -181,5 +181,32 @@ func TestNamespaceElements(t *testing.T) {
 	}
 	if len(s.services) != 2 || len(s.elements.tenants["x"].needs) != 1 || len(s.elements.tenants) != 2 {
 		t.Errorf("%d records, %d that count", len(s.services), len(s.elements.tenants["x"].needs))
+	}
+}
+
+// TestSmallServicesMakeNoRoom has a thousand Services that need little. A large one has not more room because of them.
+func TestSmallServicesMakeNoRoom(t *testing.T) {
+	s := New(Config{})
+	for i := range 1000 {
+		addService(s, "x", i, 1, 1, corev1.ServiceSpec{}, nil, "")
+	}
+	endpoints := MaxElements / 2 / 20 // in two families, and there are frontends
+	addService(s, "x", 1000, 20, endpoints, corev1.ServiceSpec{}, nil, "")
+	if all, _ := served(s); len(all) != 1001 {
+		t.Errorf("%d Services are served", len(all))
+	}
+	addService(s, "x", 1000, 20, endpoints+10, corev1.ServiceSpec{}, nil, "")
+	if all, _ := served(s); len(all) != 1000 {
+		t.Errorf("%d Services are served", len(all))
+	}
+	for what, spec := range map[string]corev1.ServiceSpec{
+		"session affinity": {SessionAffinity: corev1.ServiceAffinityClientIP}, "a local policy": {ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicyLocal},
+	} { // which have more elements for each endpoint
+		for n, want := range map[int]int{endpoints/2 - 10: 1001, endpoints: 1000} {
+			addService(s, "x", 1000, 20, n, spec, nil, "")
+			if all, _ := served(s); len(all) != want {
+				t.Errorf("%s: %d Services are served", what, len(all))
+			}
+		}
 	}
 }

@@ -110,6 +110,7 @@ var Workloads = map[string]func(n int){
 	},
 	"Services beyond the limits": func(n int) {
 		s := New(Config{NamespaceElements: 7 * n / 2}) // of which each needs 2, 3 or 4
+		s.elements.free = 0
 		for i := range n {
 			spec := corev1.ServiceSpec{ClusterIP: fmt.Sprintf("10.96.%d.%d", i>>8, i&255), Ports: []corev1.ServicePort{{Port: 80}}}
 			for j := range 2 + i%3 {

@@ -26,10 +26,6 @@ type attack struct {
 	short bool // without -campaign, too
 	write write
 	check func(*testing.T, *tenants) // at the end, if not nil
-
-	// proxyMemory is the limit of the proxy's memory, if not mostProxyMemory. Programming what a
-	// namespace may have at most takes more, until garbage is collected.
-	proxyMemory int64
 }
 
 const nodeAddress, apiServerAddress = "192.168.100.11", "192.168.100.2"
@@ -127,7 +123,7 @@ var attacks = []attack{
 			func(ctx context.Context, c *tenants, i int) error {
 				return c.annotate(ctx, "example.com/turn", fmt.Sprint(i))
 			})},
-	{name: "millions of elements: ports times endpoints", short: true, proxyMemory: 200 << 20,
+	{name: "millions of elements: ports times endpoints", short: true,
 		write: func(ctx context.Context, c *tenants, i int) error {
 			name := fmt.Sprint("x", i/2)
 			if i%2 == 0 {
@@ -135,6 +131,11 @@ var attacks = []attack{
 			}
 			return c.set(ctx, sliceOf(name, name, 100, 1000, i))
 		}},
+	{name: "65,000 endpoints, all replaced",
+		write: both(func() *corev1.Service { return serviceOf("x", 65) },
+			func(ctx context.Context, c *tenants, i int) error {
+				return c.set(ctx, sliceOf("x", "x", 65, 1000, i%2*1000))
+			})},
 	{name: "one external IP for all Services",
 		write: func(ctx context.Context, c *tenants, i int) error {
 			svc := serviceOf(fmt.Sprint("x", i%300), 10)
@@ -449,11 +450,11 @@ var attacks = []attack{
 			}
 			return svc
 		}, 100)},
-	{name: "endpoints with addresses of the victim, the node, the API server and the cloud's metadata",
+	{name: "endpoints with addresses of the victim, the node and the API server",
 		write: both(func() *corev1.Service { return serviceOf("x", 1) },
 			func(ctx context.Context, c *tenants, i int) error {
 				sl := sliceOf("x", "x", 1, 0, 0)
-				for _, a := range []string{c.victim.pods[0].Pod.Addr(false).String(), c.victim.pods[1].Pod.Addr(false).String(), nodeAddress, apiServerAddress, "169.254.169.254", c.victim.services[i%victimServices].Spec.ClusterIP} {
+				for _, a := range []string{c.victim.pods[0].Pod.Addr(false).String(), c.victim.pods[1].Pod.Addr(false).String(), nodeAddress, apiServerAddress, c.victim.services[i%victimServices].Spec.ClusterIP} {
 					sl.Endpoints = append(sl.Endpoints, discoveryv1.Endpoint{Addresses: []string{a}, NodeName: ptr.To(c.node.Name())})
 				}
 				return c.set(ctx, sl)
