@@ -73,7 +73,7 @@ of the cluster.`,
 		title    string
 		commands []*cobra.Command
 	}{
-		{"Run:", []*cobra.Command{newRun(), newFastPathAgent()}},
+		{"Run:", []*cobra.Command{newRun(), newFastPathAgent(), newDrained()}},
 		{"Look:", []*cobra.Command{newStatus(), newServices(), newTop(), newExplain(), newVerify(), newFlows()}},
 		{"Change:", []*cobra.Command{newMigrate(), newCleanup()}},
 	} {

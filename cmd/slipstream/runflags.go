@@ -81,6 +81,7 @@ func addOwn(fs *pflag.FlagSet, c *config.SlipstreamConfiguration) {
 	fs.IntVar(&c.MaglevTableSize, "maglev-table-size", c.MaglevTableSize, "largest number of slots of a Maglev table: 251, 1021, 4093, 16381 or 65521 (the default)")
 	fs.BoolVar(&c.ResetDeletedNodes, "reset-deleted-nodes", c.ResetDeletedNodes, "reset TCP connections to endpoints of Nodes that were deleted, instead of letting them time out; all Nodes are watched for it")
 	fs.StringVar(&c.StatusSocket, "status-socket", c.StatusSocket, "path of the Unix socket for 'slipstream status', 'services', 'top' and 'explain', which only root can use")
+	fs.StringVar(&c.PodSocket, "pod-socket", c.PodSocket, "path of the Unix socket for 'slipstream drained' in pods, such as "+config.PodSocket+"; empty to disable")
 	fs.StringVar(&c.UIBindAddress, "ui-bind-address", c.UIBindAddress, "IP address and port of a web page with status, Services and explanations, which all that can connect may read unless --http-authorization is api, such as 127.0.0.1:10280; empty to disable")
 	fs.StringVar(&c.TLSCertFile, "tls-cert-file", c.TLSCertFile, "certificate for TLS on --metrics-bind-address and --ui-bind-address; empty for plain HTTP")
 	fs.StringVar(&c.TLSPrivateKeyFile, "tls-private-key-file", c.TLSPrivateKeyFile, "private key of --tls-cert-file")

@@ -354,6 +354,7 @@ func (s *app) run(ctx context.Context) error {
 	verifyInBackground(&options, c, s.metrics, s.dataplane)
 	p = proxy.New(s.objects, desired.New(s.desired), s.dataplane, s.metrics, options)
 	defer s.serveView(ctx, p)()
+	defer s.serveDrained(ctx, p)()
 	return s.serveHTTP(ctx, p)
 }
 

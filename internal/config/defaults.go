@@ -29,6 +29,9 @@ const (
 
 	DefaultStatusSocket = "/run/slipstream/slipstream.sock"
 
+	// PodSocket is where pods expect podSocket, which has no default.
+	PodSocket = "/run/slipstream-pods/drained.sock"
+
 	// DefaultOffloadPacketThreshold is the value of KEP-4963.
 	DefaultOffloadPacketThreshold = 20
 )

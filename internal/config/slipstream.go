@@ -39,6 +39,7 @@ type SlipstreamConfiguration struct {
 	ResetDeletedNodes  bool     `json:"resetDeletedNodes,omitempty"` // all Nodes are watched for it
 
 	StatusSocket      string `json:"statusSocket,omitempty"`
+	PodSocket         string `json:"podSocket,omitempty"` // see package drain
 	UIBindAddress     string `json:"uiBindAddress,omitempty"`
 	TLSCertFile       string `json:"tlsCertFile,omitempty"` // both files are read again when they change
 	TLSPrivateKeyFile string `json:"tlsPrivateKeyFile,omitempty"`

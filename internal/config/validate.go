@@ -157,6 +157,8 @@ func (c *Config) validateOwn() (errs field.ErrorList) {
 	add(s.NamespaceElements < 0, "namespaceElements", s.NamespaceElements, notNegative)
 	add(s.MaglevTableSize != 0 && !slices.Contains(desired.TableSizes(), s.MaglevTableSize), "maglevTableSize", s.MaglevTableSize, fmt.Sprintf("must be one of %d", desired.TableSizes()))
 	add(!filepath.IsAbs(s.StatusSocket), "statusSocket", s.StatusSocket, "must be an absolute path")
+	add(s.PodSocket != "" && !filepath.IsAbs(s.PodSocket), "podSocket", s.PodSocket, "must be an absolute path")
+	add(s.PodSocket != "" && filepath.Dir(s.PodSocket) == filepath.Dir(s.StatusSocket), "podSocket", s.PodSocket, "must be in another directory than statusSocket, as pods get it")
 	errs = append(errs, validateHostPort(field.NewPath("uiBindAddress"), s.UIBindAddress)...)
 	errs = append(errs, c.validateHTTP()...)
 	errs = append(errs, c.validateSockets()...)

@@ -141,9 +141,9 @@ const askAgain = time.Second
 // eventsParameter says whether it does. It exists once nf_conntrack is there.
 const eventsParameter = "net.netfilter.nf_conntrack_events"
 
-// ask returns an error if the kernel does not report connections that begin.
-func (c *Counter) ask() error {
-	return dataplane.Inside(c.netns, func() error {
+// Ask returns an error if the kernel does not report connections that begin in a network namespace, that of New.
+func Ask(netns int) error {
+	return dataplane.Inside(netns, func() error {
 		value, err := os.ReadFile("/proc/sys/" + strings.ReplaceAll(eventsParameter, ".", "/"))
 		switch {
 		case errors.Is(err, os.ErrNotExist):
@@ -211,7 +211,7 @@ func (c *Counter) update(ctx context.Context) error {
 		}
 	}
 	if time.Since(c.asked) >= askAgain {
-		c.silent, c.asked = c.ask(), time.Now()
+		c.silent, c.asked = Ask(c.netns), time.Now()
 	}
 	if c.silent != nil {
 		return c.silent

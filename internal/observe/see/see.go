@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"net/netip"
@@ -158,17 +159,28 @@ const (
 	listenAgain = 5 * time.Second
 )
 
-// Serve answers on the Unix socket at a path until ctx ends. While it cannot listen there, it
-// tries again and logs the reason once.
+// Serve answers on the Unix socket at a path until ctx ends, and logs once why it cannot.
 func (v *View) Serve(ctx context.Context, path string) {
 	defer v.traffic.end()
 	var errs logonce.Errors
-	for ctx.Err() == nil {
-		l, err := listen(ctx, path)
-		if err == nil {
-			err = v.serve(ctx, l)
-		}
+	ServeSocket(ctx, path, 0o600, func(err error) {
 		errs.Log(klog.FromContext(ctx), err, "Could not serve the commands status, services, top and explain, will try again", "socket", path)
+	}, v.serve)
+}
+
+// ServeSocket calls serve with a listener of a Unix socket, which serve returns for when it is closed: when ctx ends.
+// While it cannot listen, it tries again and calls failed with the reason.
+func ServeSocket(ctx context.Context, path string, mode fs.FileMode, failed func(error), serve func(context.Context, net.Listener) error) {
+	for ctx.Err() == nil {
+		l, err := listen(ctx, path, mode)
+		if err == nil {
+			stop := context.AfterFunc(ctx, func() { l.Close() })
+			err = serve(ctx, l)
+			if stop(); ctx.Err() != nil {
+				return
+			}
+		}
+		failed(err)
 		select {
 		case <-ctx.Done():
 		case <-time.After(listenAgain):
@@ -176,9 +188,9 @@ func (v *View) Serve(ctx context.Context, path string) {
 	}
 }
 
-// listen replaces a socket that no process serves.
-func listen(ctx context.Context, path string) (net.Listener, error) {
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+// listen replaces a socket that no process serves. Those who may use the socket may look into its directory.
+func listen(ctx context.Context, path string, mode fs.FileMode) (net.Listener, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700|mode&0o044|mode&0o044>>2); err != nil {
 		return nil, err
 	}
 	if c, err := (&net.Dialer{}).DialContext(ctx, "unix", path); err == nil {
@@ -189,20 +201,24 @@ func listen(ctx context.Context, path string) (net.Listener, error) {
 			return nil, err
 		}
 	}
-	// No other user can connect, as the socket has its mode from the start. Files that other threads create meanwhile are
+	// No other user can connect before the socket has its mode. Files that other threads create meanwhile are
 	// less accessible, not more.
 	former := unix.Umask(0o177)
 	defer unix.Umask(former)
-	return net.Listen("unix", path)
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Chmod(path, mode); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return l, nil
 }
 
 func (v *View) serve(ctx context.Context, l net.Listener) error {
 	s := &http.Server{Handler: v.handler(), ReadHeaderTimeout: answerTimeout}
 	defer context.AfterFunc(ctx, func() { s.Close() })()
-	if err := s.Serve(l); ctx.Err() == nil {
-		return errors.Join(err, s.Close())
-	}
-	return nil
+	return errors.Join(s.Serve(l), s.Close())
 }
 
 func (v *View) handler() http.Handler {

@@ -245,6 +245,11 @@ func summarize(all []proxy.Programming, now, started time.Time) Changes {
 	return c
 }
 
+// Lag is the time that changes lately took to have effect, the 99th percentile; 0 if it is unknown.
+func Lag(all []proxy.Programming) time.Duration {
+	return summarize(all, time.Now(), time.Time{}).LagP99
+}
+
 func percentiles(all []time.Duration) (p50, p99 time.Duration) {
 	slices.Sort(all)
 	if n := len(all); n > 0 {

@@ -173,6 +173,18 @@ func TestSocketsValues(t *testing.T) {
 	}
 }
 
+// TestPodSocketValues checks that podSocket is in a directory of the node.
+func TestPodSocketValues(t *testing.T) {
+	for value, want := range map[string]bool{"{}": false, "{podSocket: /run/slipstream-pods/drained.sock}": true} {
+		text := asYAML(t, helm(t, "apiServer: "+placeholder+"\nslipstream: "+value).get(t, "DaemonSet slipstream"))
+		for _, part := range []string{"mountPath: /run/slipstream-pods\n", "path: /run/slipstream-pods\n"} {
+			if strings.Contains(text, part) != want {
+				t.Errorf("%s: %q is there: %t", value, part, !want)
+			}
+		}
+	}
+}
+
 func hasPins(t *testing.T, daemonSet string) {
 	t.Helper()
 	for _, part := range []string{"mountPath: /sys/fs/bpf", " path: /sys/fs/bpf"} {

@@ -22,6 +22,7 @@ func TestApply(t *testing.T) {
 		"Helm":                  helm(t, "apiServer: "+placeholder+"\nmetrics: {serviceMonitor: {enabled: true}}\nslipstream: {checkPeriod: 1s}"),
 		"Helm, eBPF":            helm(t, "apiServer: "+placeholder+"\nslipstream: {fastPath: {engine: ebpf}}"),
 		"Helm, sockets":         helm(t, "apiServer: "+placeholder+"\nslipstream: {socketLoadBalancing: tcp}"),
+		"Helm, podSocket":       helm(t, "apiServer: "+placeholder+"\nslipstream: {podSocket: /run/slipstream-pods/drained.sock}"),
 		"Helm, privileged":      helm(t, "apiServer: "+placeholder+"\nprivileged: true"),
 	} {
 		for key, u := range all {

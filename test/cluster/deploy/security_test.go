@@ -45,7 +45,7 @@ func securityTable(t *testing.T) (reads, needs map[string]bool, opens string) {
 // securityOptions are values of the chart that change its objects.
 var securityOptions = []string{
 	"", "config: {mode: iptables}", "config: {mode: ipvs}\nprivileged: true", "slipstream: {fastPath: {engine: ebpf}}", "slipstream: {fastPath: {engine: auto}}",
-	"slipstream: {socketLoadBalancing: tcp}", "metrics: {enabled: true}",
+	"slipstream: {socketLoadBalancing: tcp}", "slipstream: {podSocket: /run/slipstream-pods/drained.sock}", "metrics: {enabled: true}",
 	"slipstream: {httpAuthorization: api, tlsCertFile: /tls/tls.crt, tlsPrivateKeyFile: /tls/tls.key}",
 }
 

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/internal/config"
+	"github.com/slipstream-proxy/slipstream/internal/logonce"
+	"github.com/slipstream-proxy/slipstream/internal/node/drain"
+	"github.com/slipstream-proxy/slipstream/internal/observe/see"
+	"github.com/slipstream-proxy/slipstream/internal/proxy"
+	"github.com/spf13/cobra"
+)
+
+func newDrained() *cobra.Command {
+	var socket, install, output string
+	var minWait time.Duration
+	r := drain.Request{}
+	cmd := &cobra.Command{
+		Use:   "drained",
+		Short: "In a pod that ends, wait until new connections have ceased",
+		Long: `Drained is for a preStop hook. A pod that is being deleted gets new connections until all
+nodes know, and ends too early without one. Drained asks the proxy of the pod's node, which
+sees the connections that come to the pod, and returns when none has come for the time
+--quiet, not before --min-wait and not after --max-wait. It says which of them has ended it.
+
+The node needs podSocket in its configuration, and the pod its directory. The proxy knows the
+pod by its network namespace, so that it can ask about itself only. Where it cannot see the
+pod's connections (hostNetwork, ipvlan, network plugins that pass conntrack by, a pod without
+any connection), or does not answer, drained waits for --max-wait, and says so.
+
+Connections from the node's own addresses straight to the pod's do not count, as the kubelet's
+probes are such. Silence proves little for a Service with few connections: give a longer
+--min-wait. Behind a load balancer with externalTrafficPolicy Local, it is the time after which
+that one's health checks notice.`,
+		Example: `  slipstream drained
+  slipstream drained --min-wait 5s --max-wait 25s
+  slipstream drained --install /shared   # in an init container`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if install != "" {
+				return drain.Install(install)
+			}
+			if cmd.Flags().Changed("min-wait") {
+				r.MinWait = &minWait
+			}
+			switch {
+			case minWait < 0 || r.Quiet <= 0 || r.MaxWait <= 0:
+				return errors.New("--quiet and --max-wait must be more than 0, and --min-wait not less")
+			case max(minWait, r.Quiet) > r.MaxWait:
+				return errors.New("--max-wait must not be less than --min-wait and --quiet")
+			}
+			result, err := drain.Wait(cmd.Context(), socket, r)
+			if output == "json" {
+				return errors.Join(err, writeJSON(cmd.OutOrStdout(), result))
+			}
+			waited, came := result.Waited.Round(10*time.Millisecond), fmt.Sprintf("%d new connections", result.Connections)
+			switch {
+			case err != nil:
+				fmt.Fprintf(cmd.OutOrStdout(), "max-wait: waited %s, as the proxy did not answer: %v\n", waited, err)
+			case result.Blind != "":
+				fmt.Fprintf(cmd.OutOrStdout(), "max-wait: waited %s, as the node cannot tell: %s\n", waited, result.Blind)
+			case result.Quiet:
+				fmt.Fprintf(cmd.OutOrStdout(), "quiet: waited %s; %s came, none in the last %s\n", waited, came, r.Quiet)
+			default:
+				fmt.Fprintf(cmd.OutOrStdout(), "max-wait: waited %s; %s came, and they have not ceased\n", waited, came)
+			}
+			return nil
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&socket, "socket", config.PodSocket, "Unix socket of the node's proxy (its podSocket)")
+	f.DurationVar(&minWait, "min-wait", 0, "least time to wait (default: twice the time that most changes of endpoints lately took to have effect on the node, from 2s to 10s)")
+	f.DurationVar(&r.Quiet, "quiet", 2*time.Second, "how long no new connection may come")
+	f.DurationVar(&r.MaxWait, "max-wait", 20*time.Second, "longest time to wait; less than the pod's terminationGracePeriodSeconds")
+	f.StringVar(&install, "install", "", "copy this program to a directory instead, for the pod's other containers")
+	addOutput(cmd, &output)
+	return cmd
+}
+
+// leastWaits are the bounds of drained's --min-wait where the pod does not give it.
+var leastWaits = [2]time.Duration{2 * time.Second, 10 * time.Second}
+
+// serveDrained answers 'slipstream drained' until ctx ends, if podSocket is set.
+func (s *app) serveDrained(ctx context.Context, p *proxy.Proxy) (stop func()) {
+	path := s.config.Slipstream.PodSocket
+	if path == "" {
+		return func() {}
+	}
+	server := &drain.Server{MinWait: func(ctx context.Context) time.Duration {
+		lag := leastWaits[1]
+		ctx, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		_ = p.Inspect(ctx, func(i *proxy.Inspection) { lag = 2 * see.Lag(i.Programmed) }) // a proxy that hangs is slow
+		return min(max(lag, leastWaits[0]), leastWaits[1])
+	}}
+	return inBackground(ctx, func(ctx context.Context) {
+		var errs logonce.Errors
+		see.ServeSocket(ctx, path, 0o666, func(err error) {
+			errs.Log(s.log, err, "Could not serve 'slipstream drained', will try again", "socket", path)
+		}, server.Serve)
+	})
+}
