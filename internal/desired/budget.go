@@ -112,14 +112,14 @@ func (b *budget) set(svc *service, n int) (differ []*service) {
 	n = max(0, n-b.free)
 	name := svc.name.Namespace
 	t := b.tenants[name]
-	if t == nil {
+	switch {
+	case t == nil && n == 0 || t != nil && t.needs[svc] == n:
+		return nil
+	case t == nil:
 		t = &tenant{needs: map[*service]int{}}
+		b.tenants[name] = t
 	}
 	former, was := t.needs[svc], t.over(svc)
-	if former == n {
-		return nil
-	}
-	b.tenants[name] = t
 	t.replace(svc, former, n)
 	b.total -= t.within
 	t.within = t.fit(b.each)

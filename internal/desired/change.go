@@ -167,15 +167,23 @@ func (s *State) addProblem(p Problem) {
 	s.problems = append(s.problems, p)
 }
 
+// object identifies a Service or an EndpointSlice.
+type object struct {
+	kind string
+	name types.NamespacedName
+}
+
 // mostProblems is how many problems of one version of an object are reported, the first ones.
 const mostProblems = 20
 
 // onlyNew drops those of the last problems, which an object has, that its last version had too.
-func (s *State) onlyNew(object string, from int) {
+func (s *State) onlyNew(of object, from int) {
 	now := slices.Clone(s.problems[from:min(len(s.problems), from+mostProblems)])
-	s.problems = append(s.problems[:from], subtract(now, s.told[object])...)
-	if s.told[object] = now; len(now) == 0 {
-		delete(s.told, object)
+	s.problems = append(s.problems[:from], subtract(now, s.told[of])...)
+	if len(now) > 0 {
+		s.told[of] = now
+	} else {
+		delete(s.told, of)
 	}
 }
 

@@ -140,6 +140,9 @@ func (s *State) Serves(to FrontendKey) bool { return s.owner(to) != nil }
 
 // formerOwners returns the owners of the destinations that may have others by the next report.
 func (s *State) formerOwners() map[FrontendKey]*endpoints {
+	if len(s.dirtyFrontends)+len(s.sets[NodeAddresses].dirty)+len(s.sets[ClusterIPs].dirty) == 0 {
+		return nil
+	}
 	all := map[FrontendKey]*endpoints{}
 	at := func(f *frontend, ip netip.Addr) {
 		if key := f.key.At(ip); FamilyOf(ip) == FamilyOf(f.key.Addr()) {

@@ -78,10 +78,11 @@ func (s *State) limits(in *corev1.Service) (l Limits) {
 		}
 		return uint32(n)
 	}
-	for annotation, to := range map[string]*uint32{AnnotationMaxConnections: &l.Connections, AnnotationMaxPerClient: &l.PerClient} {
-		if value := in.Annotations[annotation]; value != "" {
-			*to = number(annotation, value, MostConnections)
-		}
+	if value := in.Annotations[AnnotationMaxConnections]; value != "" {
+		l.Connections = number(AnnotationMaxConnections, value, MostConnections)
+	}
+	if value := in.Annotations[AnnotationMaxPerClient]; value != "" {
+		l.PerClient = number(AnnotationMaxPerClient, value, MostConnections)
 	}
 	if value := in.Annotations[AnnotationRatePerClient]; value != "" {
 		rate, unit, _ := strings.Cut(value, "/")
@@ -111,12 +112,12 @@ func (s *State) limits(in *corev1.Service) (l Limits) {
 
 // setLimits notes that a Service has another spec.
 func (s *State) setLimits(svc *service, old *serviceSpec) {
-	was, is := cmp.Or(old, &serviceSpec{}), cmp.Or(svc.spec, &serviceSpec{})
-	if was.limits == is.limits && (is.limits == Limits{} || was.created == is.created) {
+	had, has := old != nil && old.limits != Limits{}, svc.spec != nil && svc.spec.limits != Limits{}
+	if !had && !has || had && has && old.limits == svc.spec.limits && old.created == svc.spec.created {
 		return
 	}
 	svc.unlimited, s.limitsDiffer = false, true
-	if delete(s.limited, svc); is.limits != (Limits{}) {
+	if delete(s.limited, svc); has {
 		s.limited[svc] = true
 	}
 }

@@ -51,7 +51,9 @@ func (e *endpoints) detection() string {
 
 // followDetection records whether endpoints are to be watched.
 func (s *State) followDetection(e *endpoints) {
-	if s.detecting[e] = true; e.detection() == "" {
+	if e.detection() != "" {
+		s.detecting[e] = true
+	} else {
 		delete(s.detecting, e)
 	}
 }

@@ -48,7 +48,11 @@ func permitted[T interface {
 
 // forget drops the record of an object of a type.
 func (s *State) forget(of metav1.Object, namespace, name string) {
-	if delete(s.permits.objects[namespace], fmt.Sprintf("%T %s", of, name)); len(s.permits.objects[namespace]) == 0 {
+	here := s.permits.objects[namespace]
+	if here == nil {
+		return
+	}
+	if delete(here, fmt.Sprintf("%T %s", of, name)); len(here) == 0 {
 		delete(s.permits.objects, namespace)
 	}
 }

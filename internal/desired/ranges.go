@@ -143,6 +143,9 @@ type loss struct {
 
 // decideRanges decides which ranges are served, and which ports they take from other Services.
 func (s *State) decideRanges() {
+	if !s.ranged {
+		return
+	}
 	losses := map[loss]*frontend{} // the lowest port of each: there can be many
 	for a := range s.dirtyRanges {
 		at := s.addresses[a]

@@ -85,6 +85,9 @@ func (s *State) compactSlice(in *discoveryv1.EndpointSlice) *slice {
 	slices.SortStableFunc(out.ports, slicePort.compare)
 	out.ports = slices.CompactFunc(out.ports, func(a, b slicePort) bool { return a.compare(b) == 0 })
 	var unusable, first int // number, and index of the first one
+	if former := s.slices[types.NamespacedName{Namespace: in.Namespace, Name: in.Name}]; former != nil && len(former.zones) <= few {
+		out.zones = slices.Clip(former.zones) // so that the zones of endpoints keep their numbers
+	}
 	zones := map[string]zoneSet{}
 	out.endpoints = make([]sliceEndpoint, 0, len(in.Endpoints))
 	for i := range in.Endpoints {

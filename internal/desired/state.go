@@ -47,7 +47,7 @@ type State struct {
 	silent         map[string]map[Backend]int // by namespace: endpoints that do not answer, in the order of when that was found
 	silences       int
 	problems       []Problem
-	told           map[string][]Problem         // those that an object had in its last version
+	told           map[object][]Problem         // those that an object had in its last version
 	contested      map[types.NamespacedName]int // numbers of frontends that another Service has
 	contests       map[*service]int             // numbers of problems about them since the last change
 
@@ -83,7 +83,7 @@ func New(c Config) *State {
 		warming:     map[*endpoints]bool{},
 		detecting:   map[*endpoints]bool{},
 		silent:      map[string]map[Backend]int{},
-		told:        map[string][]Problem{},
+		told:        map[object][]Problem{},
 		limited:     map[*service]bool{},
 		permits:     permits{map[string]bool{}, map[string]map[string]metav1.Object{}},
 		slots:       newBudget(cmp.Or(c.NamespaceSlots, MaxSlots), 0, namespacesSlots),
@@ -101,14 +101,14 @@ func (s *State) SetService(in *corev1.Service) {
 	in = permitted(s, in)
 	name, had := types.NamespacedName{Namespace: in.Namespace, Name: in.Name}, len(s.problems)
 	spec := s.compactService(in)
-	s.onlyNew("Service "+name.String(), had)
+	s.onlyNew(object{"Service", name}, had)
 	s.setSpec(name, spec)
 }
 
 // DeleteService deletes a Service.
 func (s *State) DeleteService(namespace, name string) {
 	n := types.NamespacedName{Namespace: namespace, Name: name}
-	delete(s.told, "Service "+n.String())
+	delete(s.told, object{"Service", n})
 	s.forget((*corev1.Service)(nil), namespace, name)
 	s.setSpec(n, nil)
 }
@@ -119,7 +119,7 @@ func (s *State) SetEndpointSlice(in *discoveryv1.EndpointSlice) (changed bool) {
 	in = permitted(s, in)
 	name, had := types.NamespacedName{Namespace: in.Namespace, Name: in.Name}, len(s.problems)
 	to := s.compactSlice(in)
-	s.onlyNew("EndpointSlice "+name.String(), had)
+	s.onlyNew(object{"EndpointSlice", name}, had)
 	if to.same(s.slices[name]) {
 		return false
 	}
@@ -130,7 +130,7 @@ func (s *State) SetEndpointSlice(in *discoveryv1.EndpointSlice) (changed bool) {
 // DeleteEndpointSlice deletes an EndpointSlice, and reports whether it was in use.
 func (s *State) DeleteEndpointSlice(namespace, name string) (changed bool) {
 	n := types.NamespacedName{Namespace: namespace, Name: name}
-	delete(s.told, "EndpointSlice "+n.String())
+	delete(s.told, object{"EndpointSlice", n})
 	s.forget((*discoveryv1.EndpointSlice)(nil), namespace, name)
 	_, changed = s.slices[n]
 	s.setSlice(n, nil)
@@ -191,9 +191,12 @@ func (s *State) sliceReplaced(svc *service, from, to *slice) {
 	served := svc.spec != nil
 	svc.health.count(from, -1)
 	svc.health.count(to, 1)
+	backends := svc.backends
 	svc.countBackends(from, -1)
 	svc.countBackends(to, 1)
-	s.countElements(svc)
+	if svc.backends != backends {
+		s.countElements(svc)
+	}
 	if served == (svc.spec != nil) { // else all or none of its slices count
 		svc.replaceSlice(s, from, to)
 	}

@@ -58,19 +58,27 @@ type zoneSets []zones
 // zoneSet is the number of zones in a zoneSets, starting at 1. 0 is the empty set.
 type zoneSet uint16
 
-// few is how many zones are compared with those of an endpoint before they are looked up.
+// few is how many zones are compared with those of an endpoint; further ones are looked up.
 const few = 8
 
-// of returns the number of an endpoint's zones, and adds them, also to index, if needed.
+// of returns the number of an endpoint's zones, and adds them if needed. index has those after the first few.
 func (z *zoneSets) of(e *discoveryv1.Endpoint, index map[string]zoneSet) zoneSet {
-	for i := range min(few, len(*z)) {
-		if (*z)[i].areOf(e) {
+	first := (*z)[:min(few, len(*z))]
+	for i := range first {
+		if first[i].areOf(e) {
 			return zoneSet(i + 1)
 		}
 	}
 	want := zonesOf(e)
 	if want.own == "" && len(want.hints) == 0 {
 		return 0
+	}
+	if i := slices.IndexFunc(first, want.equal); i >= 0 { // with its hints in another order
+		return zoneSet(i + 1)
+	}
+	if len(first) < few {
+		*z = append(*z, want)
+		return zoneSet(len(*z))
 	}
 	key := strings.Join(append([]string{want.own}, want.hints...), "\x00")
 	if index[key] == 0 {

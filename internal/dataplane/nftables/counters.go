@@ -107,6 +107,9 @@ func rejectedKey(key []byte) desired.FrontendKey {
 // their destinations, as a dump costs as much as others have had packets rejected. The numbers stay
 // if that fails: they are not worth an error.
 func (b *Dataplane) forgetRejected(change *desired.Change) {
+	if len(change.Frontends) == 0 {
+		return
+	}
 	var batch nfnl.Batch
 	for _, c := range change.Frontends {
 		k := c.Key()

@@ -141,9 +141,14 @@ func limitID(f *desired.Frontend) [2]uint32 {
 
 // limit programs the limits of a change that was encoded. Services are served even if that fails.
 func (b *Dataplane) limit(change *desired.Change, all bool) {
+	nodes := &change.Sets[desired.NodeAddresses]
+	if !all && len(change.Frontends)+len(nodes.Added)+len(nodes.Removed) == 0 && b.limits[0].err == nil && b.limits[1].err == nil {
+		b.unlimited = nil
+		return
+	}
 	reported := map[desired.Problem]bool{}
 	for f := range b.served {
-		k, nodes := &b.limits[f], &change.Sets[desired.NodeAddresses]
+		k := &b.limits[f]
 		if all {
 			*k = limits{frontends: map[desired.FrontendKey]*desired.Frontend{}, users: map[place]int{}}
 		}

@@ -33,6 +33,9 @@ type Conn struct {
 	wbuf int // size of the socket's send queue, in bytes
 	seq  uint32
 
+	begin, end attrs    // memory for the marks of a transaction,
+	wire       [][]byte // and for the list of its parts
+
 	// unread says that answers of an aborted exchange may still be in the queue.
 	unread bool
 
@@ -89,10 +92,14 @@ func (c *Conn) Commit(generation uint32, batches ...*Batch) error {
 		generation = max(generation+c.commits.n, 1)
 	}
 	err := c.transact(generation, true, batches)
-	if err == nil && slices.ContainsFunc(batches, func(b *Batch) bool { return !b.Empty() }) {
+	if err == nil && !allEmpty(batches) {
 		c.commits.n++
 	}
 	return err
+}
+
+func allEmpty(batches []*Batch) bool {
+	return !slices.ContainsFunc(batches, func(b *Batch) bool { return !b.Empty() })
 }
 
 // DryRun checks whether the kernel would accept batches as one transaction. The kernel
@@ -109,14 +116,15 @@ func (c *Conn) transact(generation uint32, commit bool, batches []*Batch) error 
 			return b.err
 		}
 	}
+	if allEmpty(batches) {
+		return nil
+	}
 	c.drain()
 	wire, first, bytes := c.transaction(generation, batches)
-	if !commit && bytes > 0 {
+	defer clear(wire) // frees batches
+	if !commit {
 		bytes -= len(wire[len(wire)-1])
 		wire = wire[:len(wire)-1]
-	}
-	if bytes == 0 {
-		return nil
 	}
 	if bytes > c.wbuf {
 		// The whole transaction has to fit into the socket's send queue.
@@ -129,9 +137,9 @@ func (c *Conn) transact(generation uint32, commit bool, batches []*Batch) error 
 		return fmt.Errorf("sending a batch of %d bytes: %w", bytes, err)
 	}
 	var failed *BatchError
-	done := false
-	for {
-		n, err := c.receive(unix.MSG_DONTWAIT)
+	done, last := false, false // answers are in the order of messages: nothing follows that of the last one
+	for !last {
+		n, err := c.receive(false)
 		if errors.Is(err, unix.EAGAIN) {
 			break
 		}
@@ -147,6 +155,7 @@ func (c *Conn) transact(generation uint32, commit bool, batches []*Batch) error 
 				continue
 			}
 			e := parseError(h, payload)
+			last = last || h.seq == c.seq
 			switch {
 			case e.errno == 0:
 				done = done || h.seq == c.seq
@@ -170,7 +179,7 @@ func (c *Conn) transact(generation uint32, commit bool, batches []*Batch) error 
 // their messages, starting with first. The last message of the batches requests an
 // acknowledgement.
 func (c *Conn) transaction(generation uint32, batches []*Batch) (wire [][]byte, first uint32, bytes int) {
-	var begin, end attrs
+	begin, end := c.begin[:0], c.end[:0]
 	begin.message(unix.NFNL_MSG_BATCH_BEGIN, 0, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES)
 	if generation != 0 {
 		begin.be32(unix.NFNL_BATCH_GENID, generation)
@@ -179,7 +188,7 @@ func (c *Conn) transaction(generation uint32, batches []*Batch) (wire [][]byte, 
 	for _, mark := range []attrs{begin, end} {
 		binary.NativeEndian.PutUint32(mark, uint32(len(mark)))
 	}
-	wire = append(wire, begin)
+	wire = append(c.wire[:0], begin)
 	first = c.seq + 1
 	var last []byte
 	for _, b := range batches {
@@ -193,22 +202,20 @@ func (c *Conn) transaction(generation uint32, batches []*Batch) (wire [][]byte, 
 			wire = append(wire, b.buf)
 		}
 	}
-	if last == nil {
-		return nil, 0, 0
-	}
 	flags := binary.NativeEndian.Uint16(last[flagsAt:])
 	binary.NativeEndian.PutUint16(last[flagsAt:], flags|unix.NLM_F_ACK)
 	wire = append(wire, end)
 	for _, part := range wire {
 		bytes += len(part)
 	}
+	c.begin, c.end, c.wire = begin, end, wire
 	return wire, first, bytes
 }
 
 // drain discards the remaining answers of an aborted exchange.
 func (c *Conn) drain() {
 	for c.unread {
-		_, err := c.receive(unix.MSG_DONTWAIT)
+		_, err := c.receive(false)
 		c.unread = err == nil || errors.Is(err, unix.ENOBUFS)
 	}
 }
@@ -218,7 +225,7 @@ func (c *Conn) send(parts ...[]byte) error {
 	var sent error
 	err := c.raw.Write(func(fd uintptr) bool {
 		for {
-			_, sent = unix.SendmsgBuffers(int(fd), parts, nil, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}, 0)
+			_, sent = unix.Writev(int(fd), parts)
 			if sent != unix.EINTR {
 				return sent != unix.EAGAIN
 			}
@@ -227,17 +234,17 @@ func (c *Conn) send(parts ...[]byte) error {
 	return errors.Join(err, sent)
 }
 
-// receive reads one datagram into rbuf.
-func (c *Conn) receive(flags int) (n int, err error) {
+// receive reads one datagram into rbuf. If it may not wait and there is none, the error is EAGAIN.
+func (c *Conn) receive(wait bool) (n int, err error) {
 	var got error
 	err = c.raw.Read(func(fd uintptr) bool {
 		for {
-			n, _, got = unix.Recvfrom(int(fd), c.rbuf, flags)
+			n, got = unix.Read(int(fd), c.rbuf) // the socket does not block
 			if got != unix.EINTR {
 				break
 			}
 		}
-		return flags&unix.MSG_DONTWAIT != 0 || got != unix.EAGAIN
+		return !wait || got != unix.EAGAIN
 	})
 	return n, errors.Join(err, got)
 }

@@ -229,7 +229,7 @@ func (c *Conn) request(msg, flags uint16, family uint8, body attrs, visit func([
 	var failed error
 	generation := -1 // its lower 16 bits, from the messages of a dump
 	for done := false; !done; {
-		n, err := c.receive(0)
+		n, err := c.receive(true)
 		if err != nil {
 			c.unread = true
 			return fmt.Errorf("netlink answer: %w", err)
