@@ -156,7 +156,7 @@ bench-ipvs: deps build-bench ## Measure IPVS mode beside kube-proxy's on the Use
 	$(UML) bin/bench scale --subjects slipstream-ipvs,kube-proxy-ipvs --services $(or $(SERVICES),10000) --runs $(or $(RUNS),1) --calm 1m
 	$(UML) bin/bench rules --subjects slipstream-ipvs,kube-proxy-ipvs $(if $(RULES),--services $(RULES)) --calm 1m
 
-bench-balance: build-bench ## Measure schedulers on three nodes with a slow endpoint, on the User Mode Linux kernel, ROUNDS=5, SAVE=file.json (root)
+bench-balance: build-bench ## Measure schedulers on three nodes with a slow or failing endpoint, on the User Mode Linux kernel, ROUNDS=5, SAVE=file.json (root)
 	$(UML) bin/bench balance $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SAVE),--save $(abspath $(SAVE)))
 
 bench-observe: build-bench ## Measure what the page and scraped metrics cost the proxy, ROUNDS=3, SAVE=file.json (root)

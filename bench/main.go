@@ -119,14 +119,17 @@ draws what --save has written.`,
 }, {
 	cobra.Command{
 		Use:   "balance",
-		Short: "Measure a Service with a slow endpoint, by scheduler",
+		Short: "Measure Services with a slow or failing endpoint, by scheduler",
 		Long: `Balance runs 'slipstream run' on some nodes, all of them network namespaces of this machine.
 A client on each makes connections to one Service at random times. Each connection is one
 request, each endpoint handles one request at a time, and one endpoint is slower than the
 others. The latency of the requests and the share of the slow endpoint are measured for
-each scheduler in each round, and the processor time of the proxies. A turn is preceded by
-as long a time, at most 10 seconds, that is not measured. The table has medians over rounds,
-and their ratios to the first scheduler in the same round.
+each scheduler in each round, and the processor time of the proxies. Then three more Services of
+the same endpoints get as many connections each: of one, an endpoint has its port closed, of the
+others it answers an error at once, or accepts and resets. The share of failed requests is
+measured. Each part of a turn is preceded by as long a time, at most 10 seconds, that is not
+measured. The table has medians over rounds, and their ratios to the first scheduler in the same
+round.
 
 ipvs-lc is Slipstream's IPVS mode with the kernel's scheduler lc. On a kernel without IPVS it
 is not measured.`,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package balance measures what the choice of endpoints does for clients of a Service, one
-// endpoint of which is slower than the others.
+// Package balance measures what the choice of endpoints does for clients of Services, one
+// endpoint of which is slower than the others, or fails.
 //
 // Some nodes, all of them network namespaces (package lab), run a Service proxy each. A pod on
 // each node makes connections to the Service at random times (a Poisson process), however long
@@ -30,6 +30,7 @@ type Options struct {
 	Service    time.Duration `json:"service_time_ns"`
 	Slow       int           `json:"slow"` // service time of the slow endpoint, in multiples of Service
 	Idle       int           `json:"idle_services"`
+	Failing    int           `json:"failing_seconds"` // how long Services with a failing endpoint are measured
 }
 
 // Schedulers lists the values of Options.Schedulers, in the order of measuring. "ipvs-lc" is
@@ -47,6 +48,7 @@ func (o *Options) AddFlags(f *pflag.FlagSet) {
 	f.IntVar(&o.Rate, "rate", 72, "connections a second, of all nodes together")
 	f.DurationVar(&o.Service, "service-time", 10*time.Millisecond, "time that a request takes at an endpoint")
 	f.IntVar(&o.Slow, "slow", 10, "how many times as long it takes at the slow endpoint")
+	f.IntVar(&o.Failing, "failing-seconds", 10, "length of the part of a turn with failing endpoints, 0 for none")
 	f.IntVar(&o.Idle, "idle-services", 0, "other Services, of 10 endpoints each, without connections")
 }
 
@@ -58,6 +60,7 @@ func (o *Options) Validate(context.Context) error {
 		bench.Within("--endpoints", o.Endpoints, 1, 200),
 		bench.Within("--rate", o.Rate, 1, 100_000),
 		bench.Within("--slow", o.Slow, 1, 1000),
+		bench.Within("--failing-seconds", o.Failing, 0, 600),
 		bench.Within("--idle-services", o.Idle, 0, 20_000),
 		bench.SomeOf("--schedulers", o.Schedulers, Schedulers...),
 	)
@@ -85,6 +88,13 @@ func (o *Options) Measure(ctx context.Context, r *bench.Result) error {
 		}
 		r.AddSubjects(s)
 	}
+	series := []bench.Series{p50, p99, share, cpu}
+	if o.Failing > 0 {
+		r.Title += fmt.Sprintf(", then of %d s with an endpoint that fails", o.Failing)
+		for _, f := range failures {
+			series = append(series, f.series)
+		}
+	}
 	return r.InTurns(ctx, o.Rounds, func(round, i int, into bench.Samples) error {
 		t, err := o.turn(ctx, r.Subjects[i].Name, uint64(round))
 		if err != nil {
@@ -94,6 +104,11 @@ func (o *Options) Measure(ctx context.Context, r *bench.Result) error {
 		into.Add(p99.Name, bench.Percentile(t.latencies, 99))
 		into.Add(share.Name, 100*float64(t.slow)/float64(len(t.latencies)))
 		into.Add(cpu.Name, 100*t.used)
+		if o.Failing > 0 {
+			for i, f := range failures {
+				into.Add(f.series.Name, 100*float64(t.failed[i])/float64(t.requests[i]))
+			}
+		}
 		return nil
-	}, p50, p99, share, cpu)
+	}, series...)
 }

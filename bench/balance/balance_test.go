@@ -24,7 +24,7 @@ func TestMeasure(t *testing.T) {
 		t.Fatal(err)
 	}
 	o := Options{
-		Plan: bench.Plan{Slipstream: slipstream, Rounds: 1, Seconds: 3}, Schedulers: Schedulers, Nodes: 2, Endpoints: 3, Rate: 60, Service: time.Millisecond, Slow: 10, Idle: 2,
+		Plan: bench.Plan{Slipstream: slipstream, Rounds: 1, Seconds: 3}, Schedulers: Schedulers, Nodes: 2, Endpoints: 3, Rate: 60, Service: time.Millisecond, Slow: 10, Idle: 2, Failing: 2,
 	}
 	r, err := bench.Run(t.Context(), "balance", &o)
 	if err != nil {
@@ -37,7 +37,7 @@ func TestMeasure(t *testing.T) {
 	if len(r.Subjects) != want {
 		t.Errorf("subjects %v, notes %q", r.Subjects, r.Notes)
 	}
-	for _, s := range []bench.Series{p50, p99, share, cpu} {
+	for _, s := range []bench.Series{p50, p99, share, cpu, failures[0].series, failures[1].series, failures[2].series} {
 		found := r.Find(s.Name)
 		if found == nil || len(found.Outcomes) != want {
 			t.Fatalf("%s: %+v", s.Name, found)
@@ -55,6 +55,11 @@ func TestMeasure(t *testing.T) {
 	// Every third connection, when taken in turn.
 	if got := r.Find(share.Name).Outcomes[1].Median; got < 20 || got > 50 {
 		t.Errorf("in turn, the slow server of 3 got %.1f %%", got)
+	}
+	for _, f := range failures {
+		if got := r.Find(f.series.Name).Outcomes[1].Median; got < 20 || got > 50 {
+			t.Errorf("in turn, with one of 3 endpoints that fails, %s: %.1f %%", f.series.Name, got)
+		}
 	}
 }
 

@@ -24,8 +24,36 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// web is where the Service is.
+// web is where the Service with the slow endpoint is, whose endpoints have the port backend. Those with a failing
+// endpoint follow: the next addresses, and ports of the same endpoints.
 var web = netip.MustParseAddrPort("10.96.0.1:80")
+
+const backend = 8080
+
+// failures are the ways in which endpoints fail, all of them sooner than others answer. answer is nil for one that
+// does not listen.
+var failures = []struct {
+	series bench.Series
+	answer func(fd int)
+}{
+	{bench.Quantity("refused_share", "failed requests, one endpoint refuses", bench.Percent, bench.Less), nil},
+	{bench.Quantity("error_share", "failed requests, one endpoint answers an error at once", bench.Percent, bench.Less), func(fd int) {
+		_, _ = unix.Write(fd, []byte{failed})
+	}},
+	{bench.Quantity("reset_share", "failed requests, one endpoint resets", bench.Percent, bench.Less), func(fd int) {
+		_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
+	}},
+}
+
+// failed is the answer of the failing endpoint, which is number 0.
+const failed = 0
+
+// at returns where a Service is, and the port of its endpoints: -1 is web, others are of failures.
+func at(failure int) (netip.AddrPort, uint16) {
+	ip := web.Addr().As4()
+	ip[3] += byte(1 + failure)
+	return netip.AddrPortFrom(netip.AddrFrom4(ip), web.Port()), uint16(backend + 1 + failure)
+}
 
 // fleet are nodes with a proxy and a client on each, and servers.
 type fleet struct {
@@ -39,11 +67,13 @@ type fleet struct {
 	latencies []float64 // of requests that are measured, in nanoseconds
 	slow      int       // number of those that the slow endpoint answered
 	used      float64   // processors that a proxy used on average
+
+	requests, failed []int // by failure
 }
 
 // turn makes a fleet, measures it and removes it.
 func (o *Options) turn(ctx context.Context, scheduler string, seed uint64) (f *fleet, err error) {
-	f = &fleet{Options: o}
+	f = &fleet{Options: o, requests: make([]int, len(failures)), failed: make([]int, len(failures))}
 	if f.Nodes, err = cluster.NewNodes(o.Nodes, o.Slipstream); err != nil {
 		return nil, err
 	}
@@ -68,56 +98,87 @@ func (o *Options) turn(ctx context.Context, scheduler string, seed uint64) (f *f
 	if f.proxies, err = f.Start(ctx, args...); err != nil {
 		return nil, err
 	}
-	return f, f.measure(ctx, seed)
+	if err := f.measureSlow(ctx, seed); err != nil {
+		return f, err
+	}
+	return f, f.measureFailing(ctx, seed)
 }
 
-// serve starts a server: number 0 is the slow one. It answers with its number.
+// serve starts a server: number 0 is the slow one, and the one that fails. It answers with its number.
 func (f *fleet) serve(i int) error {
 	pod, err := f.Pod(1+i%f.Options.Nodes, fmt.Sprintf("server-%d", i), 10+i)
 	if err != nil {
 		return err
 	}
 	f.servers = append(f.servers, pod)
-	takes := f.Service
-	if i == 0 {
-		takes *= time.Duration(f.Slow)
-	}
-	stop, err := bench.Serve(pod.Namespace, netip.MustParseAddrPort("0.0.0.0:8080"), func(fd int) {
-		time.Sleep(takes)
-		_, _ = unix.Write(fd, []byte{byte(i)})
-	})
-	if err == nil {
+	for failure := -1; failure < len(failures); failure++ {
+		takes := f.Service
+		if i == 0 && failure < 0 {
+			takes *= time.Duration(f.Slow)
+		}
+		answer := func(fd int) {
+			time.Sleep(takes)
+			_, _ = unix.Write(fd, []byte{byte(i)})
+		}
+		if i == 0 && failure >= 0 {
+			if answer = failures[failure].answer; answer == nil {
+				continue
+			}
+		}
+		_, port := at(failure)
+		stop, err := bench.Serve(pod.Namespace, netip.AddrPortFrom(netip.IPv4Unspecified(), port), answer)
+		if err != nil {
+			return err
+		}
 		f.stop = append(f.stop, stop)
 	}
-	return err
+	return nil
 }
 
-// services are the Service and the idle ones.
+// services are the Services that are measured, and the idle ones.
 func (f *fleet) services() iter.Seq[source.Event] {
 	return func(yield func(source.Event) bool) {
 		var servers []netip.Addr
 		for _, s := range f.servers {
 			servers = append(servers, s.Addr(false))
 		}
-		svc, slice := cluster.One("web", web.Addr(), servers, corev1.ServicePort{Port: int32(web.Port()), TargetPort: intstr.FromInt32(8080), Protocol: corev1.ProtocolTCP})
-		idle := cluster.New(cluster.Config{Families: []cluster.Family{cluster.IPv4}, Services: f.Idle, Endpoints: 10})
-		if yield(source.Event{Object: svc}) && yield(source.Event{Object: slice}) {
-			idle.Events()(yield)
+		for failure := -1; failure < len(failures); failure++ {
+			to, port := at(failure)
+			svc, slice := cluster.One(fmt.Sprint("web-", port), to.Addr(), servers, corev1.ServicePort{Port: int32(to.Port()), TargetPort: intstr.FromInt32(int32(port)), Protocol: corev1.ProtocolTCP})
+			if !yield(source.Event{Object: svc}) || !yield(source.Event{Object: slice}) {
+				return
+			}
 		}
+		cluster.New(cluster.Config{Families: []cluster.Family{cluster.IPv4}, Services: f.Idle, Endpoints: 10}).Events()(yield)
 	}
 }
 
-// measure makes requests from all clients, some of them before the time that is measured, and
-// waits for all answers.
-func (f *fleet) measure(ctx context.Context, seed uint64) error {
-	length := time.Duration(f.Seconds) * time.Second
-	from := time.Now().Add(min(length, 10*time.Second))
-	to := from.Add(length)
+// times says when a part of a turn of so many seconds is measured.
+func times(seconds int) (from, to time.Time, length time.Duration) {
+	length = time.Duration(seconds) * time.Second
+	from = time.Now().Add(min(length, 10*time.Second))
+	return from, from.Add(length), length
+}
+
+// measureSlow measures the Service with the slow endpoint.
+func (f *fleet) measureSlow(ctx context.Context, seed uint64) error {
+	from, to, length := times(f.Seconds)
 	var g errgroup.Group
-	for i, c := range f.Clients {
-		random := rand.New(rand.NewPCG(seed, uint64(i)))
-		g.Go(func() error { return c.Do(func() error { return f.requests(ctx, random, from, to) }) })
-	}
+	g.Go(func() error {
+		return f.clients(ctx, seed, web, to, func(due time.Time, number byte, err error) error {
+			if due.Before(from) || err != nil {
+				return err
+			}
+			took := time.Since(due)
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			f.latencies = append(f.latencies, float64(took))
+			if number == 0 {
+				f.slow++
+			}
+			return nil
+		})
+	})
 	g.Go(func() error {
 		err := bench.Sleep(ctx, time.Until(from))
 		before, err1 := bench.UsedBy(f.proxies...)
@@ -129,9 +190,48 @@ func (f *fleet) measure(ctx context.Context, seed uint64) error {
 	return g.Wait()
 }
 
-// requests makes a client's requests. The calling thread is in the client's namespace, where net
+// measureFailing measures all Services with a failing endpoint at once.
+func (f *fleet) measureFailing(ctx context.Context, seed uint64) error {
+	if f.Failing == 0 {
+		return nil
+	}
+	from, to, _ := times(f.Failing)
+	var g errgroup.Group
+	for i := range failures {
+		service, _ := at(i)
+		g.Go(func() error {
+			return f.clients(ctx, seed+uint64(i+1)<<32, service, to, func(due time.Time, number byte, err error) error {
+				f.mu.Lock()
+				defer f.mu.Unlock()
+				if !due.Before(from) {
+					f.requests[i]++
+					if err != nil || number == failed {
+						f.failed[i]++
+					}
+				}
+				return ctx.Err()
+			})
+		})
+	}
+	return g.Wait()
+}
+
+// answered is told the number of the server that answered a request, or why none did.
+type answered func(due time.Time, number byte, err error) error
+
+// clients makes requests from all clients, also before the time that is measured, and waits for all answers.
+func (f *fleet) clients(ctx context.Context, seed uint64, service netip.AddrPort, to time.Time, tell answered) error {
+	var g errgroup.Group
+	for i, c := range f.Clients {
+		random := rand.New(rand.NewPCG(seed, uint64(i)))
+		g.Go(func() error { return c.Do(func() error { return f.client(ctx, random, service, to, tell) }) })
+	}
+	return g.Wait()
+}
+
+// client makes a client's requests. The calling thread is in the client's namespace, where net
 // opens sockets. A request counts from the time that it was due, also if it was made later.
-func (f *fleet) requests(ctx context.Context, random *rand.Rand, from, to time.Time) error {
+func (f *fleet) client(ctx context.Context, random *rand.Rand, service netip.AddrPort, to time.Time, tell answered) error {
 	mean := float64(time.Second) * float64(f.Options.Nodes) / float64(f.Rate)
 	var answers errgroup.Group
 	for due := time.Now(); ; {
@@ -141,9 +241,12 @@ func (f *fleet) requests(ctx context.Context, random *rand.Rand, from, to time.T
 		if err := bench.Sleep(ctx, time.Until(due)); err != nil {
 			return err
 		}
-		conn, err := net.DialTimeout("tcp4", web.String(), cluster.Patience)
+		conn, err := net.DialTimeout("tcp4", service.String(), cluster.Patience)
 		if err != nil {
-			return errors.Join(err, answers.Wait())
+			if err := tell(due, 0, err); err != nil {
+				return errors.Join(err, answers.Wait())
+			}
+			continue
 		}
 		answers.Go(func() error {
 			defer conn.Close()
@@ -152,17 +255,7 @@ func (f *fleet) requests(ctx context.Context, random *rand.Rand, from, to time.T
 			if err == nil {
 				_, err = io.ReadFull(conn, number[:])
 			}
-			if due.Before(from) || err != nil {
-				return err
-			}
-			took := time.Since(due)
-			f.mu.Lock()
-			defer f.mu.Unlock()
-			f.latencies = append(f.latencies, float64(took))
-			if number[0] == 0 {
-				f.slow++
-			}
-			return nil
+			return tell(due, number[0], err)
 		})
 	}
 }
