@@ -13,6 +13,8 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"path"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -26,11 +28,14 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/source"
 	"github.com/slipstream-proxy/slipstream/internal/source/api"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/klog/v2"
 	kubeproxyconfig "k8s.io/kube-proxy/config/v1alpha1"
+	"sigs.k8s.io/yaml"
 )
 
 // errChanges ends the process with status 2, without a message.
@@ -40,21 +45,24 @@ type migrateOptions struct {
 	file, mode, output           string
 	kubeconfig, master, manifest string
 	hostname                     string
+	flags                        []string // of kube-proxy
 }
 
 func newMigrate() *cobra.Command {
 	var o migrateOptions
 	cmd := &cobra.Command{
-		Use:   "migrate",
+		Use:   "migrate [flags] [-- kube-proxy's flags]",
 		Short: "Say what changes when Slipstream takes kube-proxy's place",
 		Long: `Migrate compares kube-proxy on this node with Slipstream, in each mode: for the node, and
 for each Service that changes. Then it prints the configuration to use in the recommended
 mode. It changes nothing, except that the kernel may load modules when it is asked what it
 supports. Run it on a node, with CAP_NET_ADMIN, while kube-proxy runs.
 
-It reads kube-proxy's configuration from --config. Without that it asks kube-proxy itself, at
-127.0.0.1:10249/configz, so that its flags count, too. If kube-proxy does not answer, migrate reads
-the ConfigMap kube-system/kube-proxy (of kubeadm) or kube-system/kube-proxy-config (of EKS).
+It reads kube-proxy's configuration from --config: its configuration file, or the manifest of its
+static pod (of RKE2 and kops), whose flags count. Flags may also follow --, as k3s logs them. Without
+either it asks kube-proxy itself, at 127.0.0.1:10249/configz, if that is v1.36 or later. If kube-proxy
+does not answer so, migrate reads the ConfigMap kube-system/kube-proxy (of kubeadm) or
+kube-system/kube-proxy-config (of EKS).
 Services come from the Kubernetes API: that of --kubeconfig or --master, of the configuration file,
 or of the cluster in which this is a pod; or from --manifests.
 
@@ -68,12 +76,20 @@ Each finding has one of these severities:
 The exit code is 0 if nothing changes for users, 2 if something changes in the recommended mode
 (or in that of --mode), and 1 after an error, or if no mode is possible on this node.`,
 		Example: `  slipstream migrate --kubeconfig admin.conf
-  slipstream migrate --config /var/lib/kube-proxy/config.conf --mode nftables -o json`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+  slipstream migrate --config /var/lib/kube-proxy/config.conf --mode nftables -o json
+  slipstream migrate --config /var/lib/rancher/rke2/agent/pod-manifests/kube-proxy.yaml
+  slipstream migrate -- --proxy-mode=ipvs --cluster-cidr=10.42.0.0/16`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if o.flags = args; cmd.ArgsLenAtDash() != 0 {
+				if err := cobra.NoArgs(cmd, args); err != nil {
+					return err
+				}
+			}
 			switch {
-			case o.manifest != "" && o.file == "":
-				return errors.New("--manifests needs --config, as there is no ConfigMap to read")
+			case len(o.flags) > 0 && o.file != "":
+				return errors.New("--config cannot be combined with kube-proxy's flags")
+			case o.manifest != "" && o.file == "" && len(o.flags) == 0:
+				return errors.New("--manifests needs --config, or kube-proxy's flags, as there is no ConfigMap to read")
 			case o.manifest != "" && o.master+o.kubeconfig != "":
 				return errors.New("--manifests cannot be combined with --kubeconfig and --master")
 			}
@@ -93,7 +109,7 @@ The exit code is 0 if nothing changes for users, 2 if something changes in the r
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.file, "config", "", "kube-proxy's configuration file (default: that of the kube-proxy that runs here, or a ConfigMap)")
+	f.StringVar(&o.file, "config", "", "kube-proxy's configuration file, or its static pod's manifest (default: that of the kube-proxy that runs here, or a ConfigMap)")
 	addChoice(cmd, "mode", "", &choice{&o.mode, modeNames()}, "only this mode of Slipstream")
 	addOutput(cmd, &o.output)
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig file for the Kubernetes API (default: that of --config)")
@@ -143,8 +159,21 @@ func compareKubeProxy(ctx context.Context, o *migrateOptions) (*migrate.Report, 
 
 // readKubeProxy reads kube-proxy's configuration and says where it is from.
 func readKubeProxy(ctx context.Context, o *migrateOptions) (text []byte, from string, err error) {
+	if len(o.flags) > 0 {
+		if text, err = configured(o.flags); err != nil {
+			err = fmt.Errorf("kube-proxy's flags: %w", err)
+		}
+		return text, "kube-proxy's flags", err
+	}
 	if o.file != "" {
 		text, err = os.ReadFile(o.file)
+		var pod corev1.Pod
+		if err == nil && yaml.Unmarshal(text, &pod) == nil && pod.Kind == "Pod" {
+			text, err = configured(flagsOf(&pod))
+			if err != nil {
+				err = fmt.Errorf("%s: %w", o.file, err)
+			}
+		}
 		if err != nil {
 			err = fmt.Errorf("--config: %w", err)
 		}
@@ -154,6 +183,68 @@ func readKubeProxy(ctx context.Context, o *migrateOptions) (text []byte, from st
 		return text, "kube-proxy's " + configz, nil
 	}
 	return readConfigMap(ctx, o)
+}
+
+// flagsOf returns the flags of the kube-proxy of a pod, which another program may start, as in kops; nil if there is none.
+func flagsOf(pod *corev1.Pod) []string {
+	for _, c := range pod.Spec.Containers {
+		line := slices.Concat(c.Command, c.Args)
+		if i := slices.IndexFunc(line, func(word string) bool { return path.Base(word) == "kube-proxy" }); i >= 0 {
+			return line[i+1:]
+		}
+	}
+	return nil
+}
+
+// configured returns the configuration that kube-proxy's flags stand for. It has only fields that differ from the
+// defaults, as a file that somebody wrote would, and the mode.
+func configured(flags []string) ([]byte, error) {
+	if len(flags) == 0 {
+		return nil, errors.New("there are no flags of a kube-proxy in it")
+	}
+	fields := func(flags []string) (all map[string]any, err error) {
+		var o runFlags
+		var fs pflag.FlagSet
+		o.add(&fs)
+		fs.ParseErrorsAllowlist.UnknownFlags = true // those of earlier versions, such as for logs
+		if err := fs.Parse(flags); err != nil {
+			return nil, err
+		}
+		if o.file != "" {
+			return nil, fmt.Errorf("its flags name the configuration file %s: give that to --config", o.file)
+		}
+		o.config.KubeProxy.Mode = cmp.Or(o.config.KubeProxy.Mode, config.IPTables)
+		c, _, err := o.complete(&fs)
+		if err != nil {
+			return nil, err
+		}
+		return runtime.DefaultUnstructuredConverter.ToUnstructured(&c.KubeProxy)
+	}
+	all, err := fields(flags)
+	if err != nil {
+		return nil, err
+	}
+	defaults, err := fields(nil)
+	if err != nil {
+		return nil, err
+	}
+	mode := all["mode"]
+	dropEqual(all, defaults)
+	all["apiVersion"], all["kind"], all["mode"] = kubeproxyconfig.SchemeGroupVersion.String(), "KubeProxyConfiguration", mode
+	return yaml.Marshal(all)
+}
+
+// dropEqual deletes the fields that are as in defaults.
+func dropEqual(from, defaults map[string]any) {
+	for name, value := range from {
+		if reflect.DeepEqual(value, defaults[name]) {
+			delete(from, name)
+			continue
+		}
+		block, _ := value.(map[string]any)
+		other, _ := defaults[name].(map[string]any)
+		dropEqual(block, other)
+	}
 }
 
 // configz is where kube-proxy shows its configuration, by default.
@@ -178,7 +269,7 @@ func askKubeProxy(ctx context.Context) []byte {
 		return nil
 	}
 	c := all[kubeproxyconfig.GroupName]
-	if c["mode"] == nil || len(all) > 1 { // Slipstream adds its own
+	if c["mode"] == nil || all[config.GroupVersion.Group] != nil { // that is Slipstream. The process of k3s has others
 		return nil
 	}
 	c["apiVersion"], c["kind"] = kubeproxyconfig.SchemeGroupVersion.String(), "KubeProxyConfiguration"
@@ -229,7 +320,7 @@ func readConfigMap(ctx context.Context, o *migrateOptions) (text []byte, from st
 func readCluster(ctx context.Context, c *config.Config, o *migrateOptions, node string) (in migrate.Input, err error) {
 	from := *c
 	from.Slipstream.Manifests = o.manifest
-	if o.kubeconfig != "" || o.file == "" { // the path in the ConfigMap is one in kube-proxy's pod
+	if o.kubeconfig != "" || o.file == "" && len(o.flags) == 0 { // the path in the ConfigMap is one in kube-proxy's pod
 		from.KubeProxy.ClientConnection.Kubeconfig = o.kubeconfig
 	}
 	objects, _, err := newSource(&from, o.master, node, logProblems(klog.FromContext(ctx)))

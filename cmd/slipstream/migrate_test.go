@@ -47,7 +47,7 @@ func (s *site) migrate(env []string, args ...string) (string, int) {
 // report runs it with -o json.
 func (s *site) report(want int, env []string, args ...string) *migrate.Report {
 	s.t.Helper()
-	out, status := s.migrate(env, append(args, "-o", "json")...)
+	out, status := s.migrate(env, append([]string{"-o", "json"}, args...)...)
 	var r migrate.Report
 	if err := json.Unmarshal([]byte(out), &r); err != nil || status != want {
 		s.t.Fatalf("exit code %d, error %v:\n%s", status, err, out)
@@ -191,17 +191,169 @@ func TestMigrateConfigMap(t *testing.T) {
 	}
 }
 
+// eksConfig has the fields of EKS's, some of them of versions long ago.
+const eksConfig = `apiVersion: kubeproxy.config.k8s.io/v1alpha1
+bindAddress: 0.0.0.0
+clientConnection:
+  acceptContentTypes: ""
+  burst: 10
+  contentType: application/vnd.kubernetes.protobuf
+  kubeconfig: /var/lib/kube-proxy/kubeconfig
+  qps: 5
+clusterCIDR: ""
+configSyncPeriod: 15m0s
+conntrack: {maxPerCore: 32768, min: 131072, tcpCloseWaitTimeout: 1h0m0s, tcpEstablishedTimeout: 24h0m0s}
+enableProfiling: false
+healthzBindAddress: 0.0.0.0:10256
+hostnameOverride: ""
+iptables: {masqueradeAll: false, masqueradeBit: 14, minSyncPeriod: 0s, syncPeriod: 30s}
+ipvs: {excludeCIDRs: null, minSyncPeriod: 0s, scheduler: "", syncPeriod: 30s}
+kind: KubeProxyConfiguration
+metricsBindAddress: 0.0.0.0:10249
+mode: ipvs
+nodePortAddresses: null
+oomScoreAdj: -998
+portRange: ""
+`
+
 // TestMigrateEKS reads the ConfigMap that Amazon EKS has.
 func TestMigrateEKS(t *testing.T) {
 	s := newSite(t)
-	url := s.configMaps(map[string]map[string]string{"kube-proxy-config": {"config": kubeProxyFile + "mode: ipvs\n"}})
-	if r := s.report(2, nil, "--master", url); r.From != config.IPVS {
-		t.Errorf("from %s", r.From)
+	url := s.configMaps(map[string]map[string]string{"kube-proxy-config": {"config": eksConfig}})
+	r := s.report(2, nil, "--master", url)
+	if r.From != config.IPVS || !strings.Contains(r.Modes[0].Configuration, "metricsBindAddress: 0.0.0.0:10249\n") {
+		t.Errorf("from %s:\n%s", r.From, r.Modes[0].Configuration)
+	}
+}
+
+// rke2Pod is a manifest as RKE2 writes it to /var/lib/rancher/rke2/agent/pod-manifests/kube-proxy.yaml, with
+// kube-proxy-arg of its configuration among the flags.
+const rke2Pod = `apiVersion: v1
+kind: Pod
+metadata:
+  labels: {component: kube-proxy, tier: control-plane}
+  name: kube-proxy
+  namespace: kube-system
+spec:
+  containers:
+  - args:
+    - --cluster-cidr=10.42.0.0/16
+    - --conntrack-max-per-core=0
+    - --conntrack-tcp-timeout-close-wait=0s
+    - --conntrack-tcp-timeout-established=0s
+    - --healthz-bind-address=127.0.0.1
+    - --hostname-override=n1
+    - --ipvs-scheduler=lc
+    - --kubeconfig=/var/lib/rancher/rke2/agent/kubeproxy.kubeconfig
+    - --metrics-bind-address=0.0.0.0
+    - --proxy-mode=ipvs
+    command: [kube-proxy]
+    env: [{name: FILE_HASH, value: "0"}]
+    image: registry.example/hardened-kubernetes:v1.33.7-rke2r3
+    imagePullPolicy: IfNotPresent
+    livenessProbe: {failureThreshold: 8, httpGet: {host: localhost, path: /healthz, port: 10256, scheme: HTTP}}
+    name: kube-proxy
+    ports: [{containerPort: 10256, name: metrics, protocol: TCP}]
+    resources: {requests: {cpu: 250m, memory: 128Mi}}
+    securityContext: {privileged: true}
+    volumeMounts: [{mountPath: /var/lib/rancher/rke2/agent/kubeproxy.kubeconfig, name: file0, readOnly: true}]
+  hostNetwork: true
+  priorityClassName: system-cluster-critical
+  volumes: [{hostPath: {path: /var/lib/rancher/rke2/agent/kubeproxy.kubeconfig, type: File}, name: file0}]
+status: {}
+`
+
+// kopsPod is a manifest as kops writes it to /etc/kubernetes/manifests/kube-proxy.manifest.
+const kopsPod = `apiVersion: v1
+kind: Pod
+metadata:
+  creationTimestamp: null
+  labels: {k8s-app: kube-proxy, kubernetes.io/managed-by: nodeup, tier: node}
+  name: kube-proxy
+  namespace: kube-system
+spec:
+  containers:
+  - args:
+    - --log-file=/var/log/kube-proxy.log
+    - --also-stdout
+    - /usr/local/bin/kube-proxy
+    - --cluster-cidr=100.96.0.0/11
+    - --conntrack-max-per-core=131072
+    - --hostname-override=n1
+    - --ipvs-exclude-cidrs=192.0.2.0/24,198.51.100.0/24
+    - --kubeconfig=/var/lib/kube-proxy/kubeconfig
+    - --master=https://api.internal.example.com
+    - --oom-score-adj=-998
+    - --proxy-mode=ipvs
+    - --v=2
+    command: [/go-runner]
+    image: registry.example/kube-proxy-amd64:v1.31.0
+    name: kube-proxy
+    resources: {requests: {cpu: 100m}}
+    securityContext: {privileged: true}
+    volumeMounts:
+    - {mountPath: /var/log/kube-proxy.log, name: logfile}
+    - {mountPath: /var/lib/kube-proxy/kubeconfig, name: kubeconfig, readOnly: true}
+  hostNetwork: true
+  priorityClassName: system-node-critical
+  tolerations: [{key: CriticalAddonsOnly, operator: Exists}]
+  volumes:
+  - {hostPath: {path: /var/log/kube-proxy.log}, name: logfile}
+  - {hostPath: {path: /var/lib/kube-proxy/kubeconfig}, name: kubeconfig}
+status: {}
+`
+
+// k3sLine is what k3s logs after "Running kube-proxy", with kube-proxy-arg of its configuration.
+const k3sLine = "--cluster-cidr=10.42.0.0/16 --conntrack-max-per-core=0 --conntrack-tcp-timeout-close-wait=0s --conntrack-tcp-timeout-established=0s --healthz-bind-address=127.0.0.1 --hostname-override=n1 --kubeconfig=/var/lib/rancher/k3s/agent/kubeproxy.kubeconfig --nodeport-addresses=192.0.2.0/24,127.0.0.0/8 --proxy-mode=iptables"
+
+// TestMigrateFlags has kube-proxies with flags, in the forms that distributions have, whole command lines.
+func TestMigrateFlags(t *testing.T) {
+	s := newSite(t)
+	s.save("web.yaml", nodePort(0, 1))
+	dir := t.TempDir()
+	file := func(name, text string) string {
+		name = filepath.Join(dir, name)
+		s.check(os.WriteFile(name, []byte(text), 0o644))
+		return name
+	}
+	for name, c := range map[string]struct {
+		args []string
+		from string
+		want []string // of the configuration for nftables mode
+	}{
+		"RKE2":        {[]string{"--config", file("rke2.yaml", rke2Pod)}, config.IPVS, []string{"clusterCIDR: 10.42.0.0/16\n", "  maxPerCore: 0\n", "  tcpEstablishedTimeout: 0s\n", "healthzBindAddress: 127.0.0.1:10256\n", "metricsBindAddress: 0.0.0.0:10249\n", "kubeconfig: /var/lib/rancher/rke2/agent/kubeproxy.kubeconfig\n", "\nscheduler: lc\n"}},
+		"kops":        {[]string{"--config", file("kops.manifest", kopsPod)}, config.IPVS, []string{"clusterCIDR: 100.96.0.0/11\n", "  maxPerCore: 131072\n", "kubeconfig: /var/lib/kube-proxy/kubeconfig\n", "oomScoreAdj: -998\n"}},
+		"k3s":         {append([]string{"--"}, strings.Fields(k3sLine)...), config.IPTables, []string{"clusterCIDR: 10.42.0.0/16\n", "- 192.0.2.0/24\n", "healthzBindAddress: 127.0.0.1:10256\n"}},
+		"no mode":     {[]string{"--", "--cluster-cidr=10.244.0.0/16", "--logtostderr=false", "--resource-container="}, config.IPTables, []string{"clusterCIDR: 10.244.0.0/16\n"}},
+		"empty mode":  {[]string{"--", "--proxy-mode=", "--cluster-cidr=10.244.0.0/16"}, config.IPTables, []string{"clusterCIDR: 10.244.0.0/16\n"}},
+		"masquerades": {[]string{"--", "--proxy-mode=nftables", "--masquerade-all"}, config.NFTables, []string{"nftables:\n  masqueradeAll: true\n"}},
+	} {
+		r := s.report(2, nil, append([]string{"--manifests", s.dir, "--mode", "nftables"}, c.args...)...)
+		if r.From != c.from {
+			t.Errorf("%s: from %s", name, r.From)
+		}
+		for _, line := range c.want {
+			if !strings.Contains(r.Modes[0].Configuration, line) {
+				t.Errorf("%s: %q is missing in the configuration:\n%s", name, line, r.Modes[0].Configuration)
+			}
+		}
+		if strings.Contains(r.Modes[0].Configuration, "configSyncPeriod") {
+			t.Errorf("%s: defaults are in the configuration:\n%s", name, r.Modes[0].Configuration)
+		}
+	}
+	for want, args := range map[string][]string{
+		`kube-proxy's flags: --proxy-mode: Invalid value: "ipvz"`:                                                                        {"--", "--proxy-mode=ipvz"},
+		"--config: " + dir + "/other.yaml: there are no flags of a kube-proxy in it":                                                     {"--config", file("other.yaml", strings.ReplaceAll(rke2Pod, "[kube-proxy]", "[etcd]"))},
+		"--config: " + dir + "/eks.yaml: its flags name the configuration file /var/lib/kube-proxy-config/config: give that to --config": {"--config", file("eks.yaml", strings.ReplaceAll(rke2Pod, "[kube-proxy]", "[kube-proxy, --v=2, --config=/var/lib/kube-proxy-config/config]"))},
+	} {
+		if _, status := s.migrate(nil, append([]string{"--manifests", s.dir}, args...)...); status != 1 || !strings.Contains(s.log.String(), want) {
+			t.Errorf("exit code %d, want the error %q", status, want)
+		}
 	}
 }
 
 // TestMigrateAsks has a kube-proxy run in another mode than its ConfigMap says, which was changed since, or
-// which does not exist, as kube-proxy has flags only.
+// which does not exist, as kube-proxy has flags only. In k3s's process, kubelet's configuration is beside it.
 func TestMigrateAsks(t *testing.T) {
 	s := newSite(t)
 	s.check(s.node.Do(func() error {
@@ -214,7 +366,7 @@ func TestMigrateAsks(t *testing.T) {
 			case "/proxyMode":
 				fmt.Fprint(w, config.IPTables)
 			case "/configz":
-				fmt.Fprintf(w, `{"kubeproxy.config.k8s.io": {"mode": %q, "clusterCIDR": "10.244.0.0/16"}}`, config.IPTables)
+				fmt.Fprintf(w, `{"kubelet.config.k8s.io": {"address": "0.0.0.0"}, "kubeproxy.config.k8s.io": {"mode": %q, "clusterCIDR": "10.244.0.0/16"}}`, config.IPTables)
 			default:
 				http.NotFound(w, r)
 			}
@@ -234,6 +386,8 @@ func TestMigrateAsks(t *testing.T) {
 func TestMigrateErrors(t *testing.T) {
 	for want, args := range map[string]string{
 		"--manifests needs --config":        "--manifests /m",
+		"--config cannot be combined with":  "--config /c -- --proxy-mode=ipvs",
+		`unknown command "x" for "slip`:     "x",
 		"--manifests cannot be combined":    "--manifests /m --config /c --master http://127.0.0.1:1",
 		`"--mode" flag: must be one of ipt`: "--mode x",
 		`flag: must be one of text, json`:   "-o yaml",
