@@ -213,7 +213,7 @@ func (s *schema) writeRemember(batch *nfnl.Batch, seconds uint32) {
 			&expr.Cmp{Op: expr.CmpOpNeq, Register: regBackend, Data: make([]byte, 2)},
 		}, value, []expr.Any{record}, ret())
 		rules.rule(chain, "if in @affinity without a backend", client, s.previousBackend(), value, []expr.Any{s.deleteClient(regKey), record}, ret())
-		rules.rule(chain, "a new client", client, []expr.Any{s.limitNewClients()}, value, []expr.Any{record}, nfnl.CountIn(newClients), ret())
+		rules.rule(chain, "a new client", client, s.limitNewClients(), value, []expr.Any{record}, nfnl.CountIn(newClients), ret())
 	}
 	rules.rule(chain, "too many clients", nfnl.CountIn(unrecorded))
 	batch.AddVerdict(s.table, s.remember, word(seconds), nfnl.Jump, chain)

@@ -252,15 +252,15 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// flood sends a packet from each of n further client addresses to "web".
-func (c *crowd) flood(first, n int) error {
+// flood sends a packet from each of n further client addresses to a Service.
+func (c *crowd) flood(service, first, n int) error {
 	return c.Client.Do(func() error {
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_RAW) // the packet has its IP header
 		if err != nil {
 			return err
 		}
 		defer unix.Close(fd)
-		to := &unix.SockaddrInet4{Addr: webKey(1).Addr().As4()}
+		to := &unix.SockaddrInet4{Addr: webKey(service).Addr().As4()}
 		const ipHeader, udpHeader = 20, 8
 		packet := make([]byte, ipHeader+udpHeader)
 		packet[0], packet[8], packet[9] = 4<<4|ipHeader/4, 64, unix.IPPROTO_UDP
@@ -286,7 +286,7 @@ func TestFlood(t *testing.T) {
 	c := newCrowd(t, size, 4)
 	for round := range rounds {
 		flood := make(chan error)
-		go func() { flood <- c.flood(round*clients, clients) }()
+		go func() { flood <- c.flood(1, round*clients, clients) }()
 		next := rounds*clients + 2*round*others
 		c.newClients(next, others)
 		if err := <-flood; err != nil {
@@ -303,6 +303,44 @@ func TestFlood(t *testing.T) {
 	}
 }
 
+// TestFloodOfNamespace does so to many Services of another namespace. They get half of the places.
+func TestFloodOfNamespace(t *testing.T) {
+	const size, services, clients, others, rounds = 1024, 20, 100, 10, 3
+	c := newCrowd(t, size, 4)
+	for i := range services {
+		name := fmt.Sprint("s", i)
+		c.state.SetService(&corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "tenant", Name: name},
+			Spec: corev1.ServiceSpec{
+				ClusterIP: webKey(i + 10).Addr().String(), SessionAffinity: corev1.ServiceAffinityClientIP,
+				Ports: []corev1.ServicePort{{Port: 80, Protocol: corev1.ProtocolUDP}},
+			},
+		})
+		c.state.SetEndpointSlice(&discoveryv1.EndpointSlice{
+			ObjectMeta:  metav1.ObjectMeta{Namespace: "tenant", Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: name}},
+			AddressType: discoveryv1.AddressTypeIPv4,
+			Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{c.Server.Addr(false).String()}}},
+			Ports:       []discoveryv1.EndpointPort{{Port: ptr.To[int32](9), Protocol: ptr.To(corev1.ProtocolUDP)}},
+		})
+	}
+	dataplanetest.Apply(t, c.Dataplane, c.state)
+	next := rounds * services * clients
+	for round := range rounds {
+		for i := range services {
+			if err := c.flood(i+10, (round*services+i)*clients, clients); err != nil {
+				t.Fatal(err)
+			}
+		}
+		n := len(c.recorded(0, rounds*services*clients))
+		if most := size/namespaceAtOnce + round*size/2; n < size/namespaceAtOnce-10 || n > min(most, size/2)+10 {
+			t.Errorf("round %d: %d recorded clients of a namespace", round, n)
+		}
+		c.newClients(next, others)
+		next += others
+		c.update()
+	}
+}
+
 // newClients connects clients to the second Service, and fails the test unless they stay with
 // their backends.
 func (c *crowd) newClients(first, n int) {
@@ -316,12 +354,13 @@ func (c *crowd) newClients(first, n int) {
 func TestLimits(t *testing.T) {
 	s := &schemas[desired.IPv4]
 	size := int(s.affinity.Size)
-	for n := 1; n <= 16; n++ {
+	for n := 1; n <= 16; n++ { // of different namespaces
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			clients, total, limits := map[uint32]int{}, 0, map[uint32]uint32{}
 			var full map[uint32]bool
 			for range 100 {
-				for id := range uint32(n) {
+				for i := range uint32(n) {
+					id := i<<16 | 1
 					more, limited := limits[id]
 					if !limited {
 						more = s.newAtOnce()
@@ -337,10 +376,46 @@ func TestLimits(t *testing.T) {
 			if free := size - total; n < 15 && free < size/12 {
 				t.Errorf("%d of %d places are free", free, size)
 			}
-			if most := size / (n + share); n == 1 && clients[0] > most+100 || n < 12 && clients[0] < most {
-				t.Errorf("a Service has %d clients of %d", clients[0], most)
+			if most := size / (n + share); n == 1 && clients[1] > most+100 || n < 12 && clients[1] < most {
+				t.Errorf("a Service has %d clients of %d", clients[1], most)
 			}
 		})
+	}
+}
+
+// TestNamespaceLimits fills the map with clients of 20 Services of one namespace, and counts them now and then. A
+// Service of another namespace may have new clients.
+func TestNamespaceLimits(t *testing.T) {
+	s := &schemas[desired.IPv4]
+	size, clients, limits := int(s.affinity.Size), map[uint32]int{}, map[uint32]uint32{}
+	const namespace, other = 7 << 16, 8<<16 | 1
+	total, full := 0, map[uint32]bool{}
+	for range 100 {
+		left, limited := limits[namespace]
+		if !limited {
+			left = s.affinity.Size / namespaceAtOnce
+		}
+		for i := range uint32(20) {
+			id := namespace | (i + 1)
+			more, limited := limits[id]
+			if !limited {
+				more = s.newAtOnce()
+			}
+			more = min(more, left)
+			left -= more
+			clients[id] += int(more)
+			total += int(more)
+		}
+		if limits, full = s.limits(clients, total); total > size/2+1000 {
+			t.Fatalf("a namespace has %d of %d places", total, size)
+		}
+	}
+	if len(full) == 0 || full[namespace] {
+		t.Errorf("%d full Services: %v", len(full), full)
+	}
+	clients[other], total = size/16, total+size/16
+	if limits, full = s.limits(clients, total); full[other] || limits[other] < uint32(size)/100 {
+		t.Errorf("a Service of another namespace may have %d new clients", limits[other])
 	}
 }
 
@@ -351,7 +426,7 @@ func BenchmarkFlood(b *testing.B) {
 	for b.Loop() {
 		for round := range rounds {
 			start := time.Now()
-			if err := c.flood(round*clients, clients); err != nil {
+			if err := c.flood(1, round*clients, clients); err != nil {
 				b.Fatal(err)
 			}
 			sent := time.Now()

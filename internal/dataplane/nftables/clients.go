@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"maps"
 	"net/netip"
 	"strings"
 	"sync"
@@ -21,33 +22,43 @@ import (
 )
 
 // All Services of a family share the map affinity. A Service gets new clients while it has at
-// most a quarter as many as there are free places: 52,428 if it is alone, 43,690 each of two,
-// and so on. So no Service takes the places of others.
+// most a quarter as many as there are free places, 52,428 if it is alone, 43,690 each of two,
+// and so on; and while all Services of its namespace have at most as many as there are. So neither a Service nor a
+// tenant with many takes the places of others.
 //
 // The kernel cannot count the elements of a Service, but it can limit new ones, which the set
-// new-clients does for each Service by a token bucket. What a Service may have at once is at
-// most a sixteenth of the map, so that new clients are limited before they are counted, however
+// new-clients does for each Service and each namespace by token buckets. What a Service may have at once is at
+// most a sixteenth of the map, and a namespace a quarter, so that new clients are limited before they are counted, however
 // fast they arrive. The proxy counts the clients now and then, and then gives every Service new
 // tokens: those that the rules give, or as many as it may have new clients. If the proxy does
 // not run, a Service gets new clients more slowly, or none.
 
 // share and atOnce are the divisors of the free places and of all places, respectively, that
-// limit the clients of a Service.
+// limit the clients of a Service, and the others those of a namespace.
 const (
-	share  = 4
-	atOnce = 16
+	share           = 4
+	atOnce          = 16
+	namespaceShare  = 1
+	namespaceAtOnce = 4
 )
+
+// namespaceBits has the number of the namespace in that of a Service, where the others are not 0.
+const namespaceBits = 0xffff0000
 
 // newAtOnce is the number of new clients of a Service before the proxy counts them. While it
 // does not, there may be as many each hour.
 func (s *schema) newAtOnce() uint32 { return s.affinity.Size / atOnce }
 
-// limitNewClients matches new clients within the limit of their Service.
-func (s *schema) limitNewClients() expr.Any {
-	return &expr.Dynset{
-		SetName: s.newClients.Name, Operation: dynsetUpdate, SrcRegKey: regID,
-		Exprs: []expr.Any{newClientsLimit(s.newAtOnce(), expr.LimitTimeHour, s.newAtOnce())},
+// limitNewClients matches new clients within the limits of their Service and its namespace.
+func (s *schema) limitNewClients() []expr.Any {
+	limit := func(key, n uint32) expr.Any {
+		return &expr.Dynset{
+			SetName: s.newClients.Name, Operation: dynsetUpdate, SrcRegKey: key,
+			Exprs: []expr.Any{newClientsLimit(n, expr.LimitTimeHour, n)},
+		}
 	}
+	namespace := &expr.Bitwise{SourceRegister: regID, DestRegister: regKey, Len: 4, Mask: word(namespaceBits), Xor: word(0)}
+	return []expr.Any{limit(regID, s.newAtOnce()), namespace, limit(regKey, s.affinity.Size/namespaceAtOnce)}
 }
 
 func newClientsLimit(rate uint32, unit expr.LimitTime, atOnce uint32) expr.Any {
@@ -225,23 +236,33 @@ func (c *Clients) count(s *schema) (byService map[uint32]int, total int, err err
 	return byService, total, tolerate(err)
 }
 
-// limits returns how many new clients the Services may have for which the rule's limit is not
-// the right one, and the full Services.
+// limits returns how many new clients the Services and namespaces may have for which the rule's limit is not
+// the right one, and the full Services. Of a full namespace, these are all that have many clients.
 func (s *schema) limits(byService map[uint32]int, total int) (limits map[uint32]uint32, full map[uint32]bool) {
 	limits, full = map[uint32]uint32{}, map[uint32]bool{}
 	free := int(s.affinity.Size) - total
-	few := min(int(s.newAtOnce()), free/share) / share
-	for id, n := range byService {
-		if n <= few {
-			continue
+	limit := func(id uint32, n, share, atOnce int) (isFull bool) {
+		if n <= min(int(s.affinity.Size)/atOnce, free/share)/4 {
+			return false
 		}
 		// With so many more clients, it has the share of what is free then.
 		more := (free - share*n) / (share + 1)
-		if 10*share*n >= 9*free { // not all, so that it does not begin again when some leave
+		limits[id] = uint32(max(more, 1)) // the kernel takes 0 for 5
+		return 10*share*n >= 9*free       // not all, so that it does not begin again when some leave
+	}
+	byNamespace := map[uint32]int{}
+	for id, n := range byService {
+		byNamespace[id&namespaceBits] += n
+	}
+	for id, n := range byNamespace {
+		full[id] = limit(id, n, namespaceShare, namespaceAtOnce)
+	}
+	for id, n := range byService {
+		if limit(id, n, share, atOnce) || full[id&namespaceBits] && n > free/atOnce {
 			full[id] = true
 		}
-		limits[id] = uint32(max(more, 1)) // the kernel takes 0 for 5
 	}
+	maps.DeleteFunc(full, func(id uint32, is bool) bool { return !is || id&^namespaceBits == 0 })
 	return limits, full
 }
 

@@ -43,7 +43,7 @@ type schema struct {
 	restricted, sources *nfnl.Set // frontends with source ranges, and the ranges
 	affinity, members   *nfnl.Set // backends by client, and valid backends by pool
 	ranges, partners    *nfnl.Set // see ranges.go
-	newClients          *nfnl.Set // limits of new clients, by the Service's number in its affinity IDs
+	newClients          *nfnl.Set // limits of new clients, by the numbers of Services in affinity IDs, and of their namespaces
 	remember            *nfnl.Set // chains by timeout
 	rejected            *nfnl.Set // counters of refused and dropped packets, by destination
 }
@@ -231,17 +231,19 @@ func (s *schema) endpointValue(b []byte, e desired.Backend) []byte {
 // is reports whether an address is of the schema's family.
 func (s *schema) is(a netip.Addr) bool { return a.BitLen() == int(s.addrLen)*8 }
 
-// affinityID identifies a Service port, with all of its frontends, across runs, by two hashes
-// of names: one that all ports of the Service share, and one of the port. They are hard to
-// forge, as a Service shares its limit with all that have the same first hash (see clients.go).
+// affinityID identifies a Service port, with all of its frontends, across runs, by two numbers: one that all ports of
+// the Service share, with hashes of its namespace (namespaceBits) and its name, and a hash of the port. A Service shares
+// its limit with all that have the same first number, and so does its namespace (see clients.go).
 // kube-proxy, too, records clients by Service port. All ports of a Service with ranges have one ID.
 func affinityID(p desired.ServicePort, proto desired.Protocol, shared bool) (service, port uint32) {
 	hash := func(parts ...string) uint32 {
 		sum := sha256.Sum256([]byte(strings.Join(parts, "\x00")))
 		return firstNumber(sum[:])
 	}
-	if service = hash(p.Namespace, p.Name); shared {
-		return service, service
+	name := hash(p.Namespace, p.Name)
+	service = hash(p.Namespace)&namespaceBits | max(name&^namespaceBits, 1)
+	if shared {
+		return service, name
 	}
 	return service, hash(p.Namespace, p.Name, p.Port, proto.String())
 }
