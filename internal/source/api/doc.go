@@ -7,7 +7,8 @@
 // The Reflector of client-go lists and watches: WatchList (KEP-3157), or a list where the
 // server does not stream, and resumption after a lost connection. Objects are delivered when
 // they are read, and only their names and versions are kept (store.go). The answer to a list
-// is decoded object by object (list.go). Events enter a queue, which a sink that blocks, for
+// is decoded object by object (list.go), and EndpointSlices by code of their own, which leaves out
+// what a proxy does not use (slice.go). Events enter a queue, which a sink that blocks, for
 // example while iptables-restore waits for its lock, does not keep from growing (queue.go).
 //
 // # Failures

@@ -11,6 +11,7 @@ import (
 	"io"
 
 	"google.golang.org/protobuf/encoding/protowire"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metainternal "k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -61,7 +62,14 @@ func (w *watcher) list(ctx context.Context, o metav1.ListOptions) (runtime.Objec
 			return err
 		}
 		object := w.kind.object("", "")
-		if err := object.(interface{ Unmarshal([]byte) error }).Unmarshal(raw); err != nil {
+		var err error
+		switch o := object.(type) {
+		case *discoveryv1.EndpointSlice:
+			err = unmarshalSlice(raw, o)
+		case interface{ Unmarshal([]byte) error }:
+			err = o.Unmarshal(raw)
+		}
+		if err != nil {
 			return err
 		}
 		name, err := w.store.set(object, true)
