@@ -186,7 +186,8 @@ more and more other Services in a real API server.`,
 		Short: "Measure many proxies on one API server, beside kube-proxy",
 		Long: `Fleet runs many proxies on one real API server, each on a node of its own: it measures when all
 of them have programmed a change, and what they cost the API server.`,
-		Example: `  bench fleet --proxies 20 --services 200`,
+		Example: `  bench fleet --proxies 20 --services 200
+  bench fleet --changes 0 --rollout 20000 --rate 100 --churn 25`,
 	},
 	func() bench.Benchmark { return scale.New(scale.Fleet) },
 }}

@@ -29,6 +29,7 @@ type Config struct {
 	Services  int
 	Endpoints int    // of each Service, in each family
 	Singles   int    // Services that have one endpoint instead, chosen at random
+	Rolled    int    // endpoints of RolledService instead, if there are some Singles; 0 for none
 	External  int    // percentage of Services that are external, see objects.go
 	Namespace string // of all Services; spread over 100 namespaces if empty
 	Seed      uint64
@@ -53,6 +54,9 @@ type Cluster struct {
 	nextPod int
 }
 
+// RolledService is neither one of Single nor of Others.
+const RolledService = 0
+
 // pods are the pods of a Service by EndpointSlice.
 type pods [][]int
 
@@ -71,6 +75,11 @@ func New(c Config) *Cluster {
 	}
 	if c.Singles > 0 {
 		all := out.Rand.Perm(c.Services)
+		if c.Rolled > 0 {
+			all = slices.DeleteFunc(all, func(i int) bool { return i == RolledService })
+			out.changed[RolledService] = consecutive(n, c.Rolled)
+			out.nextPod += c.Rolled
+		}
 		out.Single, out.Others = all[:c.Singles], all[c.Singles:]
 		for _, i := range out.Single {
 			out.single[i] = true
@@ -207,10 +216,10 @@ func (c *Cluster) newPod() int {
 	return c.nextPod - 1
 }
 
-// ReplaceFirst replaces the first pod of a Service, and returns the new one.
-func (c *Cluster) ReplaceFirst(service int) (pod int) {
+// Replace replaces a pod in a slice of a Service, and returns the new one.
+func (c *Cluster) Replace(service, slice, at int) (pod int) {
 	pod = c.newPod()
-	c.own(service)[0][0] = pod
+	c.own(service)[slice][at] = pod
 	return pod
 }
 

@@ -190,7 +190,7 @@ func TestSingles(t *testing.T) {
 		t.Errorf("%d endpoints, want %d", endpoints, want)
 	}
 	i := c.Single[3]
-	pod := c.ReplaceFirst(i)
+	pod := c.Replace(i, 0, 0)
 	if got := c.Slices(IPv4, i)[0].Endpoints[0].Addresses[0]; got != IPv4.PodIP(pod).String() || seen[got] {
 		t.Errorf("replaced endpoint: %s, seen before: %v", got, seen[got])
 	}

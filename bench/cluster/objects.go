@@ -4,6 +4,7 @@ package cluster
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"strings"
 	"time"
@@ -12,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 )
@@ -154,13 +156,20 @@ func (c *Cluster) fillSlice(s *discoveryv1.EndpointSlice, f Family, service, sli
 			Conditions: discoveryv1.EndpointConditions{Ready: &yes, Serving: &yes, Terminating: &no},
 			NodeName:   &node,
 			Zone:       &zone,
-			TargetRef:  &corev1.ObjectReference{Kind: "Pod", Namespace: s.Namespace, Name: fmt.Sprintf("%s-%d", Name(service), pod)},
+			TargetRef:  &corev1.ObjectReference{Kind: "Pod", Namespace: s.Namespace, Name: fmt.Sprintf("%s-%d", Name(service), pod), UID: uidOf(pod)},
 		})
 	}
 	s.Endpoints = endpoints
 }
 
 var yes, no = true, false
+
+// uidOf is as long as any, and as hard to compress.
+func uidOf(pod int) types.UID {
+	random := rand.NewPCG(uint64(pod), 0)
+	a, b := random.Uint64(), random.Uint64()
+	return types.UID(fmt.Sprintf("%08x-%04x-%04x-%04x-%012x", a>>32, a>>16&0xffff, a&0xffff, b>>48, b&(1<<48-1)))
+}
 
 // External Services are of type LoadBalancer, with all that programs more than a
 // ClusterIP: a NodePort, a load balancer's address for certain sources only,

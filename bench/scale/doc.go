@@ -63,5 +63,6 @@
 //	bench fleet --proxies 100 --services 1000
 //
 // measures many proxies on one API server, each on a node of its own: when all of them have
-// programmed a change, and what they cost the API server (fleet.go).
+// programmed a change, and what they cost the API server (fleet.go). With --rollout 20000 --rate 100 --churn 25,
+// one Service of 20,000 endpoints is rolled at 100 endpoints a second beside 25 other changes.
 package scale

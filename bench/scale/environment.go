@@ -54,7 +54,7 @@ func newEnvironment(ctx context.Context, o *options, runs int) (_ *environment, 
 		Families: []cluster.Family{cluster.IPv4}, Services: o.most(), Endpoints: o.Endpoints, Namespace: namespace, Seed: o.Seed,
 	}
 	if o.kind == Scale || o.kind == Fleet {
-		c.Singles = singles
+		c.Singles, c.Rolled = singles, o.Rollout
 	}
 	e := &environment{Cluster: cluster.New(c), options: o}
 	e.site, err = site.Start(ctx, upstream.ControlPlaneOptions{Dir: o.dir, ServiceCIDRs: []netip.Prefix{cluster.IPv4.Services}, Log: o.log})
@@ -222,16 +222,19 @@ func (e *environment) write(ctx context.Context, s *discoveryv1.EndpointSlice) e
 // replaceFirst replaces the first endpoint of a Service, and returns the new one's address.
 // The change is not written yet.
 func (e *environment) replaceFirst(service int) netip.Addr {
-	return cluster.IPv4.PodIP(e.ReplaceFirst(service))
+	return cluster.IPv4.PodIP(e.Replace(service, 0, 0))
 }
 
 func frontend(service int) netip.AddrPort {
 	return netip.AddrPortFrom(cluster.IPv4.ClusterIP(service), cluster.Port)
 }
 
+// requests is how many are made to the API server at a time.
+const requests = 24
+
 func each(n int, do func(i int) error) error {
 	var all errgroup.Group
-	all.SetLimit(24) // requests to the API server at a time
+	all.SetLimit(requests)
 	for i := range n {
 		all.Go(func() error { return do(i) })
 	}

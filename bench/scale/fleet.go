@@ -3,12 +3,12 @@
 package scale
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"net/netip"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -16,6 +16,7 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"github.com/slipstream-proxy/slipstream/bench/bench"
+	"github.com/slipstream-proxy/slipstream/bench/cluster"
 	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
 	"github.com/slipstream-proxy/slipstream/test/cluster/site"
 	"golang.org/x/sync/errgroup"
@@ -27,11 +28,17 @@ const (
 	fleetChange  = "fleet_change"
 	fleetLast    = "fleet_last"
 	fleetChurn   = "fleet_churn"
+	churnLast    = "fleet_churn_last"
+	churnRate    = "fleet_churn_rate"
+	churnCPU     = "fleet_churn_cpu"
+	churnShare   = "fleet_churn_share"
+	churnSent    = "fleet_churn_received"
 	fleetCPU     = "fleet_cpu"
 	fleetRest    = "fleet_rest"
 	fleetMemory  = "fleet_memory"
 	serverCPU    = "server_cpu"
 	serverRest   = "server_rest"
+	serverChurn  = "server_churn"
 	serverMemory = "server_memory"
 	serverSent   = "server_sent"
 )
@@ -43,7 +50,17 @@ func fleetSeries(o *options) (all []bench.Series) {
 	add(fleetStart, "all are started and have programmed their nodes after", bench.Nanoseconds)
 	add(fleetChange, "an endpoint replaced, each node", bench.Nanoseconds, bench.P50, bench.P99, bench.Highest)
 	add(fleetLast, "  the last node", bench.Nanoseconds, bench.P50, bench.Highest)
-	add(fleetChurn, fmt.Sprintf("the same, %d changes a second", o.Churn), bench.Nanoseconds, bench.P50, bench.P99, bench.Highest)
+	churn := fmt.Sprintf("the same, %d changes a second", o.Churn)
+	if o.Rollout > 0 {
+		churn = fmt.Sprintf("from the API server's reply, %d of %d a second rolled beside %d other changes", o.RolloutRate, o.Rollout, o.Churn)
+	}
+	add(fleetChurn, churn, bench.Nanoseconds, bench.P50, bench.P99, bench.Highest)
+	add(churnLast, "  the last node", bench.Nanoseconds, bench.P50, bench.P99, bench.Highest)
+	add(churnCPU, "  processor time of a change, each proxy", bench.Nanoseconds)
+	add(churnSent, "  received by a node for a change", bench.Bytes)
+	add(serverChurn, "  API server: processor time of a change", bench.Nanoseconds)
+	add(churnShare, "  processor time of proxies and API server, of the machine's", bench.Percent)
+	all = append(all, bench.Series{Name: churnRate, Text: "  changes made in a second", Unit: bench.PerSecond, Better: bench.More})
 	add(fleetCPU, "processor time of a change, each proxy", bench.Nanoseconds)
 	add(fleetRest, "  at rest, in a second", bench.Nanoseconds)
 	add(fleetMemory, "memory (RSS), each proxy", bench.Bytes, bench.P50, bench.Highest)
@@ -69,7 +86,8 @@ type fleet struct {
 // processors, so a fleet's latencies are mostly the processor time of all its proxies together.
 //
 // The fleets run one after the other, on the same nodes. One change is made after the other, then
-// changes at a constant rate.
+// changes at a constant rate. With --rollout these are mostly of one large Service, and each changes an
+// endpoint of another of its slices; their latency begins with the API server's reply.
 func measureFleet(ctx context.Context, o *options, r *bench.Result, subjects []subject) (err error) {
 	r.Title = fmt.Sprintf("%d proxies on one kube-apiserver, %s Services x %d endpoints", o.Proxies, bench.Thousands(o.most()), o.Endpoints)
 	for _, k := range subjects {
@@ -165,14 +183,33 @@ func (f *fleet) measure(ctx context.Context, access *site.Access) (err error) {
 	if err != nil {
 		return err
 	}
-	took := used.took.Seconds()
-	f.samples.Add(fleetCPU, max(used.proxies*took-atRest.proxies*took, 0)/float64(changes*len(f.proxies)))
-	f.samples.Add(serverCPU, max(used.server*took-atRest.server*took, 0)/float64(changes))
-	f.samples.Add(serverSent, max(used.sent*took-atRest.sent*took, 0)/float64(changes))
+	if changes > 0 {
+		cost := used.of(changes, atRest)
+		f.samples.Add(fleetCPU, cost.proxies/float64(len(f.proxies)))
+		f.samples.Add(serverCPU, cost.server)
+		f.samples.Add(serverSent, cost.sent)
+	}
 	f.log("%s: %d changes", f.Kind, changes)
-	if err := f.churn(ctx, watch); err != nil {
+	changes = int(f.ChurnTime.Seconds() * float64(f.Churn+f.RolloutRate))
+	var pods []*awaited
+	used, err = f.use(ctx, func() (err error) {
+		pods, err = f.churn(ctx, watch, changes)
+		return err
+	})
+	for _, p := range pods {
+		latencies := p.latencies()
+		f.samples.Add(fleetChurn, latencies...)
+		f.samples.Add(churnLast, slices.Max(latencies))
+	}
+	if err != nil {
 		return fmt.Errorf("churn: %w", err)
 	}
+	cost := used.of(changes, atRest)
+	f.samples.Add(churnCPU, cost.proxies/float64(len(f.proxies)))
+	f.samples.Add(churnSent, cost.received)
+	f.samples.Add(serverChurn, cost.server)
+	f.samples.Add(churnShare, 100*(used.proxies+used.server)/1e9/float64(runtime.NumCPU()))
+	f.samples.Add(churnRate, float64(changes)/used.took.Seconds())
 	for _, p := range f.proxies {
 		memory, err := bench.Memory(p.PID())
 		if err != nil {
@@ -205,44 +242,69 @@ func (f *fleet) change(ctx context.Context, w *fleetWatch, n int) error {
 	if err := f.writeFirst(ctx, f.Single[n%len(f.Single)]); err != nil {
 		return err
 	}
-	latencies, err := w.all(ctx, pod, began, f.Timeout)
-	f.samples.Add(fleetChange, latencies...)
-	if err == nil {
-		f.samples.Add(fleetLast, slices.Max(latencies))
+	if err := w.all(ctx, f.Timeout); err != nil {
+		return err
 	}
-	return err
+	latencies := began.latencies()
+	f.samples.Add(fleetChange, latencies...)
+	f.samples.Add(fleetLast, slices.Max(latencies))
+	return nil
 }
 
-// churn replaces endpoints of other Services at a constant rate, and waits for all of them in the end.
-func (f *fleet) churn(ctx context.Context, w *fleetWatch) error {
-	pods := make([]netip.Addr, int(f.ChurnTime.Seconds()*float64(f.Churn)))
-	at := make([]time.Time, len(pods))
-	begin := time.Now()
-	for n := range pods {
-		if err := bench.Sleep(ctx, time.Until(begin.Add(time.Duration(n)*time.Second/time.Duration(f.Churn)))); err != nil {
-			return err
+// churn makes a number of changes at a constant rate, and returns when all nodes have all of them. Each
+// replaces an endpoint: of other Services, and in turn of all slices of the one that is rolled.
+func (f *fleet) churn(ctx context.Context, w *fleetWatch, changes int) (pods []*awaited, err error) {
+	rate, begin := f.Churn+f.RolloutRate, time.Now()
+	var writes errgroup.Group
+	writes.SetLimit(requests)
+	last := map[string]chan struct{}{} // writes, by the name of the slice: its versions are written in order
+	for n := range changes {
+		if err := bench.Sleep(ctx, time.Until(begin.Add(time.Duration(n)*time.Second/time.Duration(rate)))); err != nil {
+			return nil, errors.Join(err, writes.Wait())
 		}
-		service := f.Others[n%len(f.Others)]
-		pods[n] = f.replaceFirst(service)
-		at[n] = w.await(pods[n])
-		if err := f.writeFirst(ctx, service); err != nil {
-			return err
+		others := n * f.Churn / rate // so far
+		service, slice, at := f.Others[others%len(f.Others)], 0, 0
+		if (n+1)*f.Churn/rate == others {
+			many := f.Rollout / cluster.SliceSize
+			service, slice, at = cluster.RolledService, (n-others)%many, (n-others)/many%cluster.SliceSize
 		}
+		pod := w.await(cluster.IPv4.PodIP(f.Replace(service, slice, at)))
+		pods = append(pods, pod)
+		o := f.Slices(cluster.IPv4, service)[slice]
+		before, done := last[o.Name], make(chan struct{})
+		last[o.Name] = done
+		writes.Go(func() error {
+			defer close(done)
+			if before != nil {
+				<-before
+			}
+			err := f.write(ctx, o)
+			if f.Rollout > 0 {
+				pod.began = time.Now()
+			}
+			return err
+		})
 	}
-	for n, pod := range pods {
-		latencies, err := w.all(ctx, pod, at[n], f.Timeout)
-		f.samples.Add(fleetChurn, latencies...)
-		if err != nil {
-			return err
-		}
+	if err := writes.Wait(); err != nil {
+		return nil, err
 	}
-	return nil
+	if err := w.all(ctx, f.Timeout); err != nil {
+		return nil, err
+	}
+	return pods, nil
 }
 
 // usage is in nanoseconds of processor time, or bytes, for each second.
 type usage struct {
 	proxies, server, sent float64
+	received              float64 // by a node, mean
 	took                  time.Duration
+}
+
+// of returns what each of a number of changes has used beyond what is used at rest.
+func (u usage) of(changes int, rest usage) (each usage) {
+	one := func(used, rest float64) float64 { return max(used-rest, 0) * u.took.Seconds() / float64(changes) }
+	return usage{one(u.proxies, rest.proxies), one(u.server, rest.server), one(u.sent, rest.sent), one(u.received, rest.received), u.took}
 }
 
 // use measures what all proxies and the API server use while do runs.
@@ -261,10 +323,17 @@ func (f *fleet) use(ctx context.Context, do func() error) (u usage, err error) {
 			return u, err
 		}
 		l, err := f.site.Plane.Host.Netlink().LinkByName("eth0")
-		if err == nil {
-			u.sent = float64(l.Attrs().Statistics.TxBytes)
+		if err != nil {
+			return u, err
 		}
-		return u, err
+		u.sent = float64(l.Attrs().Statistics.TxBytes)
+		for _, n := range f.nodes {
+			if l, err = n.Netlink().LinkByName("eth0"); err != nil {
+				return u, err
+			}
+			u.received += float64(l.Attrs().Statistics.RxBytes) / float64(len(f.nodes))
+		}
+		return u, nil
 	}
 	before, err := now()
 	if err != nil {
@@ -277,7 +346,8 @@ func (f *fleet) use(ctx context.Context, do func() error) (u usage, err error) {
 	u.took = time.Since(begin)
 	after, err := now()
 	s := u.took.Seconds()
-	u.proxies, u.server, u.sent = (after.proxies-before.proxies)/s, (after.server-before.server)/s, (after.sent-before.sent)/s
+	u.proxies, u.server = (after.proxies-before.proxies)/s, (after.server-before.server)/s
+	u.sent, u.received = (after.sent-before.sent)/s, (after.received-before.received)/s
 	return u, err
 }
 
@@ -301,13 +371,28 @@ type fleetWatch struct {
 	done    sync.WaitGroup
 
 	mu      sync.Mutex
-	waiting map[netip.Addr]map[int]time.Time // of pods, by node: when it was programmed
-	changed chan struct{}                    // a node has programmed a pod
+	waiting map[[4]byte]*awaited // that some nodes have not programmed yet, by address
+	changed chan struct{}        // a node has programmed a pod
+}
+
+// awaited is a pod that all nodes are to program.
+type awaited struct {
+	began time.Time
+	at    []time.Time // by node: when it was programmed
+	left  int         // nodes that have not
+}
+
+// latencies returns how long each node took. A node may have a change before the API server's reply is read.
+func (a *awaited) latencies() (all []float64) {
+	for _, at := range a.at {
+		all = append(all, float64(max(at.Sub(a.began), 0)))
+	}
+	return all
 }
 
 // watch listens to the kernel's notifications about nftables on all nodes.
 func (f *fleet) watch() (_ *fleetWatch, err error) {
-	w := &fleetWatch{waiting: map[netip.Addr]map[int]time.Time{}, changed: make(chan struct{}, 1)}
+	w := &fleetWatch{waiting: map[[4]byte]*awaited{}, changed: make(chan struct{}, 1)}
 	for i, n := range f.nodes {
 		s, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: n.FD()})
 		if err == nil {
@@ -323,7 +408,7 @@ func (f *fleet) watch() (_ *fleetWatch, err error) {
 }
 
 // read reads the notifications of a node until its socket is closed. An address is in the data of a set's
-// element, or of a rule, in network byte order.
+// element, or of a rule, in network byte order, and aligned to four bytes.
 func (w *fleetWatch) read(node int, s *netlink.Conn) {
 	for {
 		messages, err := s.Receive()
@@ -332,16 +417,10 @@ func (w *fleetWatch) read(node int, s *netlink.Conn) {
 			return
 		}
 		w.mu.Lock()
-		for pod, nodes := range w.waiting {
-			if _, known := nodes[node]; known {
-				continue
-			}
-			address := pod.AsSlice()
-			if slices.ContainsFunc(messages, func(m netlink.Message) bool { return bytes.Contains(m.Data, address) }) {
-				nodes[node] = now
-				select {
-				case w.changed <- struct{}{}:
-				default:
+		for _, m := range messages {
+			for word := range slices.Chunk(m.Data, 4) {
+				if len(word) == 4 {
+					w.programmed([4]byte(word), node, now)
 				}
 			}
 		}
@@ -349,35 +428,51 @@ func (w *fleetWatch) read(node int, s *netlink.Conn) {
 	}
 }
 
-// await begins to wait for a pod, and returns the time.
-func (w *fleetWatch) await(pod netip.Addr) time.Time {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.waiting[pod] = map[int]time.Time{}
-	return time.Now()
+func (w *fleetWatch) programmed(pod [4]byte, node int, now time.Time) {
+	a := w.waiting[pod]
+	if a == nil || !a.at[node].IsZero() {
+		return
+	}
+	a.at[node] = now
+	if a.left--; a.left > 0 {
+		return
+	}
+	delete(w.waiting, pod)
+	select {
+	case w.changed <- struct{}{}:
+	default:
+	}
 }
 
-// all waits until all nodes have programmed a pod, and returns how long each took.
-func (w *fleetWatch) all(ctx context.Context, pod netip.Addr, began time.Time, timeout time.Duration) (latencies []float64, err error) {
+// await begins to wait for a pod.
+func (w *fleetWatch) await(pod netip.Addr) *awaited {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	a := &awaited{began: time.Now(), at: make([]time.Time, len(w.sockets)), left: len(w.sockets)}
+	w.waiting[pod.As4()] = a
+	return a
+}
+
+// all waits until all nodes have programmed all pods.
+func (w *fleetWatch) all(ctx context.Context, timeout time.Duration) error {
 	expired := time.After(timeout)
 	for {
 		w.mu.Lock()
-		have := len(w.waiting[pod])
-		if have == len(w.sockets) {
-			for _, at := range w.waiting[pod] {
-				latencies = append(latencies, float64(at.Sub(began)))
-			}
-			delete(w.waiting, pod)
+		missing := len(w.waiting)
+		first := ""
+		for pod, a := range w.waiting {
+			first = fmt.Sprintf("%v, which %d of %d nodes lack", netip.AddrFrom4(pod), a.left, len(w.sockets))
+			break
 		}
 		w.mu.Unlock()
-		if latencies != nil {
-			return latencies, nil
+		if missing == 0 {
+			return nil
 		}
 		select {
 		case <-ctx.Done():
-			return nil, ctx.Err()
+			return ctx.Err()
 		case <-expired:
-			return nil, fmt.Errorf("%w: %d of %d nodes have pod %v", errTooLong, have, len(w.sockets), pod)
+			return fmt.Errorf("%w: %d pods, one of them %s", errTooLong, missing, first)
 		case <-w.changed:
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/bench/bench"
+	"github.com/slipstream-proxy/slipstream/bench/cluster"
 	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/upstream"
 	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
 	"github.com/spf13/pflag"
@@ -54,7 +55,9 @@ type options struct {
 	Rate    int `json:"requests_per_second,omitempty"`
 
 	// Of fleet.
-	Proxies int `json:"proxies,omitempty"`
+	Proxies     int `json:"proxies,omitempty"`
+	Rollout     int `json:"rollout_endpoints,omitempty"`
+	RolloutRate int `json:"rollout_per_second,omitempty"`
 
 	kind       string
 	nginx      string // path of the program
@@ -126,6 +129,8 @@ func (o *options) AddFlags(f *pflag.FlagSet) {
 	case Fleet:
 		services, subjects = []int{1000}, []proxies.Kind{proxies.Slipstream, proxies.KubeProxyNFTables}
 		f.IntVar(&o.Proxies, "proxies", 100, "proxies in a fleet")
+		f.IntVar(&o.Rollout, "rollout", 0, "endpoints of one more Service, in slices of 100, which are replaced at --rate during --churn-time, beside --churn others")
+		f.IntVar(&o.RolloutRate, "rate", 0, "endpoints of the --rollout that are replaced in each second, each by a write of its own")
 		o.addChanges(f, 20, 2, 10*time.Second, time.Minute)
 	}
 	f.IntSliceVar(&o.Services, "services", services, "Services in the cluster; rules and latency take several numbers, from few to many")
@@ -196,8 +201,13 @@ func (o *options) Validate(context.Context) error {
 			bench.Within(howMany, len(o.Services), 1, 1),
 			bench.Within("--services", last, 2*singles, 10_000),
 			bench.Within("--proxies", o.Proxies, 1, maxNodes),
-			bench.Within("--changes", o.Changes, 1, 10_000),
-			bench.Within("--churn", o.Churn, 1, 1000))
+			bench.Within("--changes", o.Changes, 0, 10_000),
+			bench.Within("--churn", o.Churn, 1, 1000),
+			bench.Within("--rollout", o.Rollout, 0, 100_000),
+			bench.Within("--rate", o.RolloutRate, 0, 10_000))
+		if (o.Rollout >= cluster.SliceSize) != (o.RolloutRate > 0) || o.Rollout%cluster.SliceSize > 0 {
+			errs = append(errs, fmt.Errorf("--rollout %d --rate %d: both or neither, and whole slices of %d", o.Rollout, o.RolloutRate, cluster.SliceSize))
+		}
 	}
 	var err error
 	o.slipstream, err = filepath.Abs(o.slipstream)
