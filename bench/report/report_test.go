@@ -136,7 +136,7 @@ func samples(part string, of step) *bench.Result {
 			{Name: "packet_cost", Unit: bench.Nanoseconds, Paired: true}, {Name: "rr_rate", Unit: bench.PerSecond, Better: bench.More, Paired: true}, {Name: "crr_rate", Unit: bench.PerSecond, Better: bench.More, Paired: true}, {Name: "crr_p99", Unit: bench.Nanoseconds, Paired: true}, {Name: "crr_median", Unit: bench.Nanoseconds, Paired: true},
 		},
 		"restore": {
-			{Name: "churn"}, {Name: "sync_full"}, {Name: "sync_partial"}, {Name: "restore_rules"}, {Name: "restore_last"}, {Name: "healed"}, {Name: "healed_change"}, {Name: "healed_others", Unit: bench.Percent}, {Name: "restore_failures"},
+			{Name: "churn"}, {Name: "sync_full"}, {Name: "sync_partial"}, {Name: "restore_rules"}, {Name: "restore_last"},
 			{Name: "fleet_start"}, {Name: "fleet_change"}, {Name: "fleet_last"}, {Name: "fleet_churn"}, {Name: "fleet_cpu"}, {Name: "fleet_rest"}, {Name: "fleet_memory"},
 			{Name: "server_cpu"}, {Name: "server_memory"}, {Name: "server_sent"},
 		},

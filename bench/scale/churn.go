@@ -15,20 +15,15 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/bench/bench"
 	"github.com/slipstream-proxy/slipstream/bench/cluster"
-	"golang.org/x/sync/errgroup"
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
 const (
-	churned      = "churn"
-	syncFull     = "sync_full"
-	syncPartial  = "sync_partial"
-	rulesAll     = "restore_rules"
-	rulesLast    = "restore_last"
-	healed       = "healed"
-	healedChange = "healed_change"
-	healedOthers = "healed_others"
-	failures     = "restore_failures"
+	churned     = "churn"
+	syncFull    = "sync_full"
+	syncPartial = "sync_partial"
+	rulesAll    = "restore_rules"
+	rulesLast   = "restore_last"
 )
 
 // churn replaces endpoints of random Services at a constant rate, and meanwhile measures single
@@ -108,93 +103,6 @@ func (m *measurement) restores(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// heal removes the chain of one Service, as another program may, and then changes another Service. A
-// partial restore of kube-proxy has the rules of all frontends, and so fails, as one of them leads to a
-// chain that is gone. It measures from the removal until the first Service answers and until the change of
-// the second one has its effect, and how many connections to others fail meanwhile.
-func (m *measurement) heal(ctx context.Context) error {
-	if m.subject.Mode() != "iptables" || m.Failures == 0 {
-		return nil
-	}
-	before, err := m.failedRestores(ctx)
-	for n := 0; n < m.Failures && err == nil; n++ {
-		if err = bench.Sleep(ctx, pause); err == nil {
-			err = m.calm(ctx, m.proxy.PID())
-		}
-		if err == nil {
-			err = m.healOne(ctx, m.Single[2*n%len(m.Single)], m.Single[(2*n+1)%len(m.Single)])
-		}
-	}
-	if err != nil {
-		return fmt.Errorf("without a chain: %w", err)
-	}
-	after, err := m.failedRestores(ctx)
-	m.samples.Add(failures, after-before)
-	return err
-}
-
-func (m *measurement) healOne(ctx context.Context, damaged, other int) error {
-	saved, err := m.node.Run(ctx, "iptables-save", "-t", "nat")
-	if err != nil {
-		return err
-	}
-	script, err := removal(string(saved), frontend(damaged).Addr())
-	if err != nil {
-		return err
-	}
-	if _, err := m.node.Run(ctx, "sh", "-c", "iptables-restore --noflush <<'END'\n"+script+"END"); err != nil {
-		return err
-	}
-	removed := time.Now()
-	stop := m.connectAllTheTime(m.Others[:min(50, len(m.Others))])
-	var answered time.Time
-	var took time.Duration
-	var both errgroup.Group
-	both.Go(func() (err error) {
-		answered, err = m.awaitAll(ctx, []int{damaged}, removed)
-		return err
-	})
-	both.Go(func() (err error) {
-		took, err = m.change(ctx, other)
-		return err
-	})
-	err = both.Wait()
-	share := stop()
-	if err == nil {
-		m.samples.Add(healed, float64(answered.Sub(removed)))
-		m.samples.Add(healedChange, float64(took))
-		m.samples.Add(healedOthers, share)
-	}
-	return err
-}
-
-// removal is the input of iptables-restore that removes the chain of the Service with a ClusterIP, and
-// the rules that lead to it, from a table nat as iptables-save writes it.
-func removal(saved string, clusterIP netip.Addr) (string, error) {
-	chain, script := "", "*nat\n"
-	for line := range strings.Lines(saved) {
-		fields := strings.Fields(line)
-		if len(fields) == 0 || fields[0] != "-A" || !strings.Contains(line, " -d "+clusterIP.String()+"/32 ") {
-			continue
-		}
-		to := fields[len(fields)-1]
-		if strings.HasPrefix(to, "KUBE-SVC-") || strings.HasPrefix(to, "SLIP-SVC-") {
-			chain = to
-			script += "-D" + strings.TrimPrefix(line, "-A")
-		}
-	}
-	if chain == "" {
-		return "", fmt.Errorf("table nat has no chain of the Service with address %v", clusterIP)
-	}
-	return script + "-F " + chain + "\n-X " + chain + "\nCOMMIT\n", nil
-}
-
-// failedRestores is how many partial restores have failed so far.
-func (m *measurement) failedRestores(ctx context.Context) (float64, error) {
-	_, text, err := m.node.Get(ctx, "http://127.0.0.1:10249/metrics")
-	return metricsOf(text)[`kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total{ip_family="IPv4"}`], err
 }
 
 // metricsOf returns the values of metrics in Prometheus' text format, by name and labels.

@@ -33,8 +33,6 @@
 //   - churn, with --churn: endpoints of random Services are replaced all the time, as in a large
 //     cluster, and meanwhile single changes are measured, from the change's trigger time.
 //   - full and partial syncs: the proxy's metrics in the end.
-//   - healing, with --failures: in iptables modes, the chain of one Service is removed and another Service
-//     changed, so that a partial restore fails; until both work, and whether other Services do meanwhile.
 //   - connections that failed: the share without an answer within a second, of 20 a second to
 //     Services of the sample, from the start to the end of the bursts.
 //   - peak resident memory (VmHWM) of the process, after the start and in the end; and of

@@ -60,10 +60,6 @@ func measuredSeries(o *options) (all []bench.Series) {
 	add(syncPartial, "a partial sync, mean", bench.Nanoseconds)
 	add(rulesAll, "rules of iptables' table nat", bench.Count)
 	add(rulesLast, "  of them in the last restore", bench.Count)
-	add(healed, "a Service without its chain answers again", bench.Nanoseconds, bench.P50, bench.Highest)
-	add(healedChange, "  a change of another Service meanwhile", bench.Nanoseconds, bench.P50, bench.Highest)
-	add(healedOthers, "  connections to others that failed meanwhile", bench.Percent)
-	add(failures, "  partial restores that failed", bench.Count)
 	add(failedShare, "connections that failed meanwhile", bench.Percent)
 	return all
 }
@@ -111,9 +107,6 @@ func (m *measurement) measure(ctx context.Context) (err error) {
 		}
 	}
 	m.samples.Add(failedShare, others())
-	if err == nil {
-		err = m.heal(ctx)
-	}
 	if memory, failed := bench.Memory(m.proxy.PID()); err == nil {
 		m.samples.Add(peak, float64(memory.VmHWM))
 		err = failed

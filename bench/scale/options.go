@@ -47,8 +47,6 @@ type options struct {
 	Churn     int           `json:"churn,omitempty"`
 	ChurnTime time.Duration `json:"churn_time_ns,omitempty"`
 
-	Failures int `json:"failures,omitempty"` // of a restore, in each run
-
 	// Of latency.
 	Rounds  int `json:"rounds,omitempty"`
 	Seconds int `json:"seconds_per_turn,omitempty"`
@@ -113,7 +111,6 @@ func (o *options) AddFlags(f *pflag.FlagSet) {
 		f.IntVar(&o.Runs, "runs", 1, "runs of each subject, each a new process on a new node, in turns")
 		f.IntVar(&o.Burst, "burst", 1000, "changes in a burst")
 		f.IntVar(&o.Bursts, "bursts", 5, "bursts in each run, at most; see --budget")
-		f.IntVar(&o.Failures, "failures", 0, "how often to remove the chain of a Service and to change another one, in the end, so that a partial restore fails; iptables modes only")
 		// The kernel frees rules of ten thousand Services for a while.
 		o.addChanges(f, 200, 0, 20*time.Second, 2*time.Minute)
 	case Rules:
@@ -184,7 +181,6 @@ func (o *options) Validate(context.Context) error {
 			bench.Within("--runs", o.Runs, 1, maxNodes/len(o.Subjects)),
 			bench.Within("--changes", o.Changes, 1, 100_000),
 			bench.Within("--churn", o.Churn, 0, 10_000),
-			bench.Within("--failures", o.Failures, 0, 1000),
 			bench.Within("--burst", o.Burst, 1, 100_000),
 			bench.Within("--bursts", o.Bursts, 1, 1000))
 	case Rules:

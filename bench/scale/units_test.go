@@ -5,7 +5,6 @@ package scale
 import (
 	"context"
 	"errors"
-	"net/netip"
 	"os"
 	"strings"
 	"testing"
@@ -69,30 +68,6 @@ func TestParse(t *testing.T) {
 		if _, err := parse(Scale, strings.Fields(flags)...); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: error %v, want %s", flags, err, want)
 		}
-	}
-}
-
-// TestRemoval has tables in which other rules have the address, or one like it, too.
-func TestRemoval(t *testing.T) {
-	kube := `*nat
-:KUBE-SVC-A - [0:0]
--A KUBE-SERVICES -d 10.96.0.1/32 -p tcp -m comment --comment "default/a cluster IP" -m tcp --dport 80 -j KUBE-SVC-A
--A KUBE-SERVICES -d 10.96.0.11/32 -p tcp -m comment --comment "default/b cluster IP" -m tcp --dport 80 -j KUBE-SVC-B
--A KUBE-SVC-A ! -s 10.0.0.0/8 -d 10.96.0.1/32 -p tcp -m tcp --dport 80 -j KUBE-MARK-MASQ
--A KUBE-SVC-A -j KUBE-SEP-A
-COMMIT
-`
-	slip := "-A SLIP-BR-Q -d 10.96.0.1/32 -p tcp -m tcp --dport 80 -m comment --comment \"default/a\" -g SLIP-SVC-A\n"
-	for name, test := range map[string]struct{ saved, want string }{
-		"kube-proxy": {kube, "*nat\n-D KUBE-SERVICES -d 10.96.0.1/32 -p tcp -m comment --comment \"default/a cluster IP\" -m tcp --dport 80 -j KUBE-SVC-A\n-F KUBE-SVC-A\n-X KUBE-SVC-A\nCOMMIT\n"},
-		"Slipstream": {slip, "*nat\n-D" + slip[2:] + "-F SLIP-SVC-A\n-X SLIP-SVC-A\nCOMMIT\n"},
-	} {
-		if got, err := removal(test.saved, netip.MustParseAddr("10.96.0.1")); got != test.want || err != nil {
-			t.Errorf("%s: %v\n%s\nwant\n%s", name, err, got, test.want)
-		}
-	}
-	if got, err := removal(kube, netip.MustParseAddr("10.96.0.111")); err == nil {
-		t.Errorf("no such Service: %s", got)
 	}
 }
 
