@@ -131,12 +131,16 @@ func (b *Dataplane) checkDestinations(f *desired.Frontend, pool *pool, all []ipv
 	return nil
 }
 
-// checkAddress looks for the address of a frontend.
+// checkAddress looks for the address of a frontend. If another process has deleted its route alone, it is added again.
 func (b *Dataplane) checkAddress(f *desired.Frontend) error {
 	if a := f.Addr(); b.servers.addresses[a] && !b.refused.has(ipvs.Key{Addr: a}, netip.AddrPort{}) && !b.dummy.isLocal(a) {
-		// The kernel makes the route of a new IPv6 address in the background.
-		if has, err := b.dummy.addresses(); err != nil || has[a] {
+		has, err := b.dummy.addresses()
+		if err != nil {
 			return err
+		}
+		if has[a] {
+			again := []desired.Member{desired.Address(a)}
+			return b.changeAddresses(&desired.SetChange{Removed: again, Added: again})
 		}
 		return fmt.Errorf("%w: Service %s: interface %s does not have address %s", dataplane.ErrDamaged, f.Service, Interface, a)
 	}

@@ -128,6 +128,30 @@ func TestVIP(t *testing.T) {
 	}
 }
 
+// TestLocalAtOnce: a new address is the node's when the change is done, though the kernel makes the route of an IPv6
+// address in the background. Before, a connection would follow other routes. A route that another process has deleted
+// comes back.
+func TestLocalAtOnce(t *testing.T) {
+	s := newStreet(t, 1, Options{})
+	for i := range 300 {
+		for _, a := range []netip.Addr{netip.AddrFrom4([4]byte{10, 98, byte(i >> 8), byte(i)}), netip.AddrFrom16([16]byte{0xfd, 0, 0, 0x98, 14: byte(i >> 8), 15: byte(i)})} {
+			if err := s.backend.changeAddresses(&desired.SetChange{Added: []desired.Member{desired.Address(a)}}); err != nil {
+				t.Fatal(err)
+			}
+			if !s.backend.dummy.isLocal(a) {
+				t.Fatalf("%s is not local at once", a)
+			}
+		}
+	}
+	if out, err := s.Node.Run(t.Context(), "ip", "route", "del", "local", "10.96.0.1", "table", "local"); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if err := s.backend.Check(t.Context()); err != nil {
+		t.Error(err)
+	}
+	s.hits(1)
+}
+
 // TestOtherNode: another Node has the IP of a load balancer, as with k3s's ServiceLB. The Service's
 // port is served, and another port reaches that Node.
 func TestOtherNode(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
@@ -64,7 +65,8 @@ func (r refusals) drop(key ipvs.Key, to netip.AddrPort) bool {
 	return refused
 }
 
-// changeAddresses changes the addresses of the dummy interface.
+// changeAddresses changes the addresses of the dummy interface. The kernel makes the route of an IPv6 address in the
+// background; until then, connections to it would follow other routes. So it waits for them, for a second at most.
 func (b *Dataplane) changeAddresses(c *desired.SetChange) error {
 	for _, a := range c.Removed {
 		delete(b.refused, ipvs.Key{Addr: a.Addr})
@@ -74,6 +76,13 @@ func (b *Dataplane) changeAddresses(c *desired.SetChange) error {
 		err := b.dummy.change(&desired.SetChange{Added: []desired.Member{a}})
 		if err != nil && !b.refused.note(&step{key: ipvs.Key{Addr: a.Addr}, service: b.servers.serviceAt(a.Addr)}, err) {
 			errs = append(errs, err)
+		}
+	}
+	for end, i := time.Now().Add(time.Second), 0; i < len(c.Added) && time.Now().Before(end); {
+		if a := c.Added[i].Addr; a.Is4() || b.refused.has(ipvs.Key{Addr: a}, netip.AddrPort{}) || b.dummy.isLocal(a) {
+			i++
+		} else {
+			time.Sleep(time.Millisecond)
 		}
 	}
 	return errors.Join(errs...)
