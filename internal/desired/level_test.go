@@ -320,6 +320,68 @@ func TestFailingBackends(t *testing.T) {
 	}
 }
 
+// TestFailingInTurns: an endpoint that works and fails in turns, each for a minute, gets its share again while it works, and
+// few connections while it fails. All but one that fail leave that one as much as it may have, whatever the weights are.
+func TestFailingInTurns(t *testing.T) {
+	n := newTown(1, 7, nil).nodes[0]
+	random := rand.New(rand.NewPCG(1, 2))
+	const period, arrivals, stays = 0.25, 10, 0.5 // a connection is open for 0.5 s
+	for turn := range 6 {
+		begun, total := 0, 0
+		for update := range 240 {
+			former := n.weights
+			n.weights = map[Backend]uint64{}
+			sum := uint64(0)
+			for _, b := range n.backends {
+				n.weights[b] = DefaultWeight
+			}
+			n.weights[n.backends[6]] = 0
+			levelWeights(n, TCP, n.weights, former)
+			for i, b := range n.backends {
+				if w := n.weights[b]; (w == 0) != (i == 6) {
+					t.Fatalf("weight %d of endpoint %d", w, i)
+				}
+				sum += n.weights[b]
+				l := n.loads[b]
+				keep := math.Exp(-period / LoadMemory.Seconds())
+				ended := 0
+				for range l.Open {
+					if random.Float64() < period/stays {
+						ended++
+					}
+				}
+				*l = Load{l.Open - ended, l.Begun * keep, l.Ended*keep + float64(ended), l.Failed * keep, l.Held*keep + period*float64(l.Open)}
+			}
+			for range arrivals {
+				draw := random.Uint64N(sum)
+				for i, b := range n.backends {
+					if w := n.weights[b]; draw >= w {
+						draw -= w
+						continue
+					}
+					l := n.loads[b]
+					if l.Begun++; i == 0 && turn%2 == 1 {
+						l.Failed++
+					} else {
+						l.Open++
+					}
+					if update >= 120 {
+						total++
+						if i == 0 {
+							begun++
+						}
+					}
+					break
+				}
+			}
+		}
+		share := 100 * begun / total // of six, 16.7 % each
+		if least, most := []int{8, 0}[turn%2], []int{25, 6}[turn%2]; share < least || share > most {
+			t.Errorf("minute %d: %d %% of the connections", turn, share)
+		}
+	}
+}
+
 // TestFailuresAlike: failures that all backends have alike, such as clients that reset, change no weight, also if the
 // configured weights differ.
 func TestFailuresAlike(t *testing.T) {

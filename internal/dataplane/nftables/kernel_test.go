@@ -376,7 +376,12 @@ func TestReplacedRules(t *testing.T) {
 			_, handle, _ := strings.Cut(list[strings.Index(list, "jump services"):], "# handle ")
 			k.nft("replace", "rule", "ip", tableName, "output", "handle", strings.Fields(handle)[0], "accept")
 		},
-		"a policy": func(k *kernel) { k.nft("chain ip slipstream prerouting { policy drop; }") },
+		"a policy":                             func(k *kernel) { k.nft("chain ip slipstream prerouting { policy drop; }") },
+		"one more before ours":                 func(k *kernel) { k.nft("insert rule ip slipstream services ip daddr 10.96.0.1 accept") },
+		"one more in a chain that jumps there": func(k *kernel) { k.nft("insert rule ip slipstream prerouting return") },
+		"a chain of another with a hook": func(k *kernel) {
+			k.nft("add chain ip slipstream other { type filter hook prerouting priority 0; policy drop; }")
+		},
 		"one that remembers": func(k *kernel) {
 			k.nft("flush", "chain", "ip", tableName, rememberChain(10800))
 		},
