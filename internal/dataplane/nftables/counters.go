@@ -102,15 +102,15 @@ func rejectedKey(key []byte) desired.FrontendKey {
 	return desired.FrontendKey{AddrPort: netip.AddrPortFrom(ip, binary.BigEndian.Uint16(key[4:])), Protocol: desired.Protocol(key[0])}
 }
 
+// fewDestinations is for how many destinations forgetRejected asks one by one, which takes as long as a dump of a full set.
+const fewDestinations = 4096
+
 // forgetRejected deletes the numbers of rejected packets to frontends that a change has deleted, or
 // has given to another Service, so that the next Service with the address begins at 0. It asks for
-// their destinations, as a dump costs as much as others have had packets rejected. The numbers stay
+// their destinations, if they are few, as a dump costs as much as others have had packets rejected. The numbers stay
 // if that fails: they are not worth an error.
 func (b *Dataplane) forgetRejected(change *desired.Change) {
-	if len(change.Frontends) == 0 {
-		return
-	}
-	var batch nfnl.Batch
+	var gone [len(schemas)]map[string]bool // destinations
 	for _, c := range change.Frontends {
 		k := c.Key()
 		f := desired.FamilyOf(k.Addr())
@@ -122,11 +122,28 @@ func (b *Dataplane) forgetRejected(change *desired.Change) {
 		if k.OnNode() {
 			addresses = b.writer.keys[f][s.nodeAddresses]
 		}
+		if gone[f] == nil {
+			gone[f] = map[string]bool{}
+		}
 		for address := range addresses {
-			key := append(nfnl.AppendPort(nil, uint8(k.Protocol), k.Port()), address...)
-			for _, table := range []nfnl.Table{s.table, limitSchemas[f].table} {
-				if has, _ := b.conn.Has(table, s.rejected.Name, key); has {
-					batch.DeleteElement(table, s.rejected, key)
+			gone[f][string(nfnl.AppendPort(nil, uint8(k.Protocol), k.Port()))+address] = true
+		}
+	}
+	var batch nfnl.Batch
+	for f, gone := range gone {
+		set := schemas[f].rejected
+		for _, table := range []nfnl.Table{schemas[f].table, limitSchemas[f].table} {
+			if len(gone) > fewDestinations {
+				_ = b.conn.Elements(table, set.Name, func(e nfnl.Element) {
+					if gone[string(e.Key)] {
+						batch.DeleteElement(table, set, e.Key)
+					}
+				})
+				continue
+			}
+			for key := range gone {
+				if has, _ := b.conn.Has(table, set.Name, []byte(key)); has {
+					batch.DeleteElement(table, set, []byte(key))
 				}
 			}
 		}

@@ -3,6 +3,7 @@
 package nftables
 
 import (
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -56,5 +57,38 @@ func TestDeletionDumpsNothing(t *testing.T) {
 	}
 	if slices.Sort(left); err != nil || !slices.Equal(left, []string{"10.96.0.1:80", "192.0.2.2:30081", "[fd00:96::1]:80"}) {
 		t.Errorf("there are numbers of %v: %v", left, err)
+	}
+}
+
+// TestDeletionOfManyPorts deletes a Service of so many ports that one dump costs less than a question for each.
+func TestDeletionOfManyPorts(t *testing.T) {
+	k, s := newKernel(t), desired.New(desired.Config{})
+	web(s, 1, 1)
+	svc := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "many"},
+		Spec:       corev1.ServiceSpec{ClusterIP: "10.96.9.9"},
+	}
+	for i := range fewDestinations + 1 {
+		svc.Spec.Ports = append(svc.Spec.Ports, corev1.ServicePort{Name: fmt.Sprint("p", i), Port: int32(i + 1)})
+	}
+	s.SetService(svc)
+	dataplanetest.Reconcile(t, k, s)
+	var b nfnl.Batch
+	of := &schemas[desired.IPv4]
+	for _, at := range []string{"10.96.0.1:80", "10.96.9.9:1", "10.96.9.9:4097"} {
+		to := netip.MustParseAddrPort(at)
+		b.AddElement(of.table, of.rejected, of.addr(nfnl.AppendPort(nil, uint8(desired.TCP), to.Port()), to.Addr().As16()), nil, "")
+	}
+	if err := k.conn.Commit(0, &b); err != nil {
+		t.Fatal(err)
+	}
+	before := k.conn.Requests
+	s.DeleteService("default", "many")
+	dataplanetest.Apply(t, k, s)
+	if n := k.conn.Requests - before; n > 100 {
+		t.Errorf("%d requests", n)
+	}
+	if at, err := k.RejectedAt(); err != nil || len(at) != 1 {
+		t.Errorf("there are numbers of %v: %v", at, err)
 	}
 }
