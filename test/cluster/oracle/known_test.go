@@ -48,12 +48,13 @@ func isHairpinOfUnknownNode(c *Cluster, d difference) bool {
 		return false
 	}
 	kube, ours := d.outcomes[0], d.outcomes[1]
-	if !slices.Equal(kube.Failures, []string{Timeout}) || len(ours.Failures) > 0 || kube.Note != ours.Note {
+	if !slices.Equal(kube.Failures, []string{Timeout}) || len(ours.Failures) > 0 || kube.Note != ours.Note && len(kube.Answers) > 0 {
 		return false
 	}
+	// The same pod can be an endpoint at another port, in a slice that says on which node.
 	rest := maps.Clone(ours.Answers)
 	rest[Node1] = slices.DeleteFunc(slices.Clone(rest[Node1]), func(server string) bool {
-		return strings.HasPrefix(server, PodEndpoint+":")
+		return strings.HasPrefix(server, PodEndpoint+":") && !slices.Contains(kube.Answers[Node1], server)
 	})
 	if len(rest[Node1]) == 0 {
 		delete(rest, Node1)
@@ -119,6 +120,9 @@ func TestKnownIsNarrow(t *testing.T) {
 	}{
 		{"as is known", p, outcome(nil, "timeout"), outcome(map[string][]string{"n1": {"b:8080"}}), true},
 		{"beside others", p, outcome(map[string][]string{"b": {"c:8080"}}, "timeout"), outcome(map[string][]string{"b": {"c:8080"}, "n1": {"b:8080"}}), true},
+		{"again and again", p, outcome(nil, "timeout"), Outcome{Answers: map[string][]string{"n1": {"b:8080"}}, Note: "each source stays with its server"}, true},
+		{"a difference of affinity", p, outcome(map[string][]string{"b": {"c:8080"}}, "timeout"), Outcome{Answers: map[string][]string{"b": {"c:8080"}, "n1": {"b:8080"}}, Note: "each source stays with its server"}, false},
+		{"at another port beside one with a node", p, outcome(map[string][]string{"n1": {"b:8080"}}, "timeout"), outcome(map[string][]string{"n1": {"b:8080", "b:8081"}}), true},
 		{"another one is missing", p, outcome(map[string][]string{"b": {"c:8080"}}, "timeout"), outcome(map[string][]string{"n1": {"b:8080"}}), false},
 		{"from another pod", other, outcome(nil, "timeout"), outcome(map[string][]string{"n1": {"b:8080"}}), false},
 		{"refused", p, outcome(nil, "refused"), outcome(map[string][]string{"n1": {"b:8080"}}), false},
