@@ -73,7 +73,9 @@ func (s *State) collect() *Update {
 	}
 	s.dirtyEndpoints, s.dirtyFrontends = nil, nil
 	c.Problems, s.problems = s.problems, nil
-	clear(s.contests)
+	if len(s.contests) > 0 {
+		clear(s.contests)
+	}
 	return c
 }
 

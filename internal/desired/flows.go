@@ -182,6 +182,9 @@ func (s *State) formerOwners() map[FrontendKey]*endpoints {
 // movedFlows appends the flows that are stale because their destination has another owner than
 // before: all that do not go to an endpoint of the new one.
 func (s *State) movedFlows(all []StaleFlows, former map[FrontendKey]*endpoints) []StaleFlows {
+	if len(former) == 0 {
+		return all
+	}
 	moved, ended := map[*endpoints][]FrontendKey{}, map[Protocol]StaleFlows{}
 	for to, before := range former {
 		switch now := s.owner(to); {
