@@ -118,9 +118,10 @@ func (s *State) compactService(in *corev1.Service) *serviceSpec {
 			out.clusterIPs = append(out.clusterIPs, ip)
 		}
 	}
-	fastPath := in.Annotations[AnnotationFastPath]
-	out.slowPath = fastPath == "off"
-	s.fastPathProblem(ProblemOf(types.NamespacedName{Namespace: in.Namespace, Name: in.Name}, "", ""), fastPath)
+	if fastPath := in.Annotations[AnnotationFastPath]; fastPath != "" {
+		out.slowPath = fastPath == "off"
+		s.fastPathProblem(ProblemOf(types.NamespacedName{Namespace: in.Namespace, Name: in.Name}, "", ""), fastPath)
+	}
 	s.schedule(out, in)
 	out.slowStart, out.detection = s.slowStart(in), s.detection(in)
 	s.failover(out, in)
