@@ -23,6 +23,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/source/api"
 	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
+	"github.com/vishvananda/netlink"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
@@ -268,6 +269,19 @@ const (
 	undoNFT    = "iptables-nft -P FORWARD ACCEPT; iptables-nft -F; iptables-nft -X"
 )
 
+// routingRules are those of 'ip rule'.
+var routingRules = kerneltest.Define("rules of routing (ip rule)", func() error {
+	_, err := netlink.RuleList(netlink.FAMILY_V4)
+	return err
+})
+
+// bridged puts the client and an endpoint on a bridge.
+const (
+	bridgeCalls = "/proc/sys/net/bridge/bridge-nf-call-iptables"
+	bridged     = "ip link add cni0 type bridge; ip link set cni0 up; ip link set LINK master cni0; ip link set CLIENT master cni0; ip neigh flush dev CLIENT; ip route replace 10.244.1.2 dev cni0 src 192.168.100.11; ip route replace 10.244.1.10 dev cni0 src 192.168.100.11; "
+	unbridged   = "ip link del cni0; ip route replace 10.244.1.2 dev CLIENT src 192.168.100.11; ip route replace 10.244.1.10 dev LINK src 192.168.100.11"
+)
+
 var situations = []situation{
 	{name: "works"},
 	{name: "works from the node", from: "node"},
@@ -356,6 +370,14 @@ var situations = []situation{
 	{name: "reverse path without a route", node: "echo 2 > /proc/sys/net/ipv4/conf/all/rp_filter; ip route del 10.244.1.2; ip route del default",
 		undo: "echo 0 > /proc/sys/net/ipv4/conf/all/rp_filter; ip route add default dev eth0; ip route add 10.244.1.2 dev CLIENT src 192.168.100.11", want: see.ReversePath, text: "no route back"},
 	{name: "no route back", from: "203.0.113.7", node: "ip route del default", undo: "ip route add default dev eth0", want: see.NoRoute, text: "it gets no reply"},
+	{name: "unreachable routes to all endpoints", needs: []kerneltest.Feature{routingRules}, node: "ip rule add to 10.244.1.8/29 prohibit pref 10", undo: "ip rule del pref 10", want: see.NoRoute, text: "its route prohibits it"},
+	{name: "routing rule for the client", needs: []kerneltest.Feature{routingRules}, node: "ip rule add from 10.244.1.2 blackhole pref 10", undo: "ip rule del pref 10", want: see.NoRoute, text: "to endpoint 10.244.1.10: its route is a blackhole."},
+	{name: "routing rule for the client's interface", needs: []kerneltest.Feature{routingRules}, node: "ip rule add iif CLIENT lookup 99 pref 10; ip route add unreachable default table 99", undo: "ip rule del pref 10; ip route flush table 99", want: see.NoRoute},
+	{name: "routing rule for replies", needs: []kerneltest.Feature{routingRules}, node: "ip rule add from 10.244.1.8/29 to 10.244.1.2 unreachable pref 10", undo: "ip rule del pref 10", want: see.NoRoute, text: "There is no route for replies of endpoint 10.244.1.10 to 10.244.1.2"},
+	{name: "routing rule for others", needs: []kerneltest.Feature{routingRules}, node: "ip rule add from 10.244.1.3 blackhole pref 10; ip rule add iif eth0 blackhole pref 11", undo: "ip rule del pref 10; ip rule del pref 11"},
+	{name: "no forwarding of replies", manifest: web(0), node: "echo 0 > /proc/sys/net/ipv4/conf/LINK/forwarding", undo: "echo 1 > /proc/sys/net/ipv4/conf/LINK/forwarding", want: see.Forwarding, text: "or their replies"},
+	{name: "bridge that passes the rules by", manifest: web(0), node: bridged + "[ ! -e " + bridgeCalls + " ] || echo 0 > " + bridgeCalls, undo: "echo 1 > " + bridgeCalls + " || true; " + unbridged, want: see.Bridge, possible: true, text: "on bridge cni0"},
+	{name: "bridge of others", manifest: web(0), node: "ip link add cni0 type bridge; ip link set cni0 up; [ ! -e " + bridgeCalls + " ] || echo 0 > " + bridgeCalls, undo: "ip link del cni0; echo 1 > " + bridgeCalls + " || true"},
 	{name: "pod does not answer", probe: true, manifest: web(0), node: "ip neigh replace 10.244.1.10 dev LINK lladdr 02:00:00:00:00:99 nud permanent", undo: "ip neigh del 10.244.1.10 dev LINK", want: see.NoAnswer},
 	{name: "pod listens on another port", manifest: strings.Replace(web(0), "ports: [{port: 8080}]", "ports: [{port: 8081}]", 1), probe: true, want: see.NotListening},
 	{name: "pod listens", probe: true, text: "accepts connections"},

@@ -15,7 +15,10 @@ import (
 	"github.com/prometheus/common/model"
 	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 )
 
 // TestSurface compares the visible interfaces of the two proxies in one cluster at one time:
@@ -70,6 +73,58 @@ func TestSurface(t *testing.T) {
 			return fmt.Errorf("not among %d", len(list.Items))
 		})
 	}
+}
+
+// TestProblems reads what is wrong on a node as docs/runbook.md says: through the API server, by somebody who may get nodes/proxy.
+func TestProblems(t *testing.T) {
+	e := newEnv(t)
+	node := e.Nodes[0]
+	e.start(proxies.Slipstream, node)
+	pod := e.pod(1, "web")
+	e.knows(node, e.service("web", nil), pod)
+	config, user := e.Plane.RESTConfig(), e.name("reader")
+	config.Impersonate.UserName = user
+	client, err := kubernetes.NewForConfig(config)
+	e.check(err)
+	get := func() (string, error) {
+		b, err := client.RESTClient().Get().AbsPath("/api/v1/nodes/" + node.Name() + ":10256/proxy/problems").DoRaw(t.Context())
+		return string(b), err
+	}
+	if body, err := get(); !apierrors.IsForbidden(err) {
+		t.Errorf("without the right: %s, %v", body, err)
+	}
+	name := metav1.ObjectMeta{Name: user}
+	_, err = e.Plane.Client.RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{ObjectMeta: name, Rules: []rbacv1.PolicyRule{
+		{APIGroups: []string{""}, Resources: []string{"nodes/proxy"}, Verbs: []string{"get"}},
+	}}, metav1.CreateOptions{})
+	e.check(err)
+	_, err = e.Plane.Client.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{ObjectMeta: name,
+		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: user},
+		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}},
+	}, metav1.CreateOptions{})
+	e.check(err)
+	says := func(unserved int) {
+		t.Helper()
+		want := fmt.Sprintf(`{"node":%q,"problems":[],"servicesWithoutEndpoints":%d}`+"\n", node.Name(), unserved)
+		e.until("the answer is "+want, func() error {
+			if body, err := get(); err != nil || body != want {
+				return fmt.Errorf("%q (%v)", body, err)
+			}
+			return nil
+		})
+	}
+	says(1) // default/kubernetes
+	e.service("none", nil)
+	says(2)
+	e.check(e.Plane.API().Close())
+	e.until("the node knows that the API server is gone", func() error {
+		if status, body, err := node.Get(t.Context(), "http://127.0.0.1:10256/problems"); err != nil || status != http.StatusOK || !strings.Contains(body, `"problems":["APIServer"]`) {
+			return fmt.Errorf("%d %s (%v)", status, body, err)
+		}
+		return nil
+	})
+	e.check(e.Plane.StartAPI(t.Context()))
+	says(2)
 }
 
 // get reads a URL of a proxy's node.

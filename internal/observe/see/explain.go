@@ -74,6 +74,7 @@ const (
 	Firewall          Cause = "Firewall"          // a rule or a policy of another table drops it
 	Forwarding        Cause = "Forwarding"        // the node does not forward packets
 	NoRoute           Cause = "NoRoute"           // to an endpoint
+	Bridge            Cause = "Bridge"            // replies do not pass the rules, as the client and the endpoint are on one bridge
 	NoNeighbor        Cause = "NoNeighbor"        // an endpoint, or the way to it, does not answer on its link
 	ReversePath       Cause = "ReversePath"       // rp_filter drops the client's packets
 	ConntrackFull     Cause = "ConntrackFull"     // no new connection can be tracked
@@ -125,7 +126,10 @@ func (x *Explanation) conclude() {
 	if worst != nil {
 		text, _, _ := strings.Cut(worst.Text, "\n")
 		x.Verdict = worst.Mark() + text
-		if do := toDo[worst.Cause]; do != "" {
+		if worst.Rule != "" {
+			x.Verdict += " [" + worst.Rule + "]"
+		}
+		if do := toDo[worst.Cause]; do != "" && !strings.Contains(text, ": look ") {
 			x.Verdict += " To do: " + do + "."
 		}
 	}

@@ -611,6 +611,8 @@ func (t *tracer) answer(result error, answered bool, took time.Duration) {
 		t.stop(NoRoute, false, "Answer", "", "The client itself has no route to %s: %v.", t.dst.Addr(), result)
 	case errors.Is(result, unix.ECONNREFUSED):
 		t.stop(NotListening, false, "Answer", "", "%s", noAnswer(result, took))
+	case errors.Is(result, unix.EHOSTUNREACH), errors.Is(result, unix.ENETUNREACH):
+		t.stop(NoRoute, false, "Answer", "", "%s", noAnswer(result, took))
 	default:
 		t.stop(NoAnswer, false, "Answer", "", "%s%s", noAnswer(result, took), t.howFar())
 	}
@@ -626,6 +628,10 @@ func (t *tracer) howFar() string {
 		return " The endpoint has replied, but the reply was lost on this node: look at what is shown of it last."
 	case t.left[false] != "":
 		return fmt.Sprintf(" The packet has left this node on %s for endpoint %s: look inside it (its process, its firewall), and at the network between.", t.left[false], t.to[false])
+	case len(t.messages) > 0:
+		return " The packet has reached this node, but has not left it, and no rule of nf_tables has dropped it: look at the node's routes, 'ip rule', rp_filter, 'ip xfrm policy', iptables-legacy and eBPF."
+	case t.events != nil:
+		return " The packet has not reached the node's chains: look at the client's interfaces, and at rules of bridges and netdev, tc and eBPF there."
 	}
 	return ""
 }

@@ -62,9 +62,18 @@ func (x *explainer) path(all []desired.Candidate) {
 		}
 	}
 	var hops []hop
+	before := len(x.Steps)
 	for _, c := range all[:min(len(all), maxEndpoints)] {
-		if h, ok := x.hop(c, len(all) > 1); ok {
+		if h, ok := x.hop(c, in, len(all) > 1); ok {
 			hops = append(hops, h)
+		}
+	}
+	// What stops the way to each endpoint is certain.
+	unreachable := func(s Step) bool { return s.Cause == NoRoute || s.Cause == NoNeighbor }
+	if steps := slices.DeleteFunc(slices.Clone(x.Steps[before:]), func(s Step) bool { return !unreachable(s) }); len(steps) == len(all) {
+		for i := range x.Steps[before:] {
+			s := &x.Steps[before+i]
+			s.Possible = s.Possible && !unreachable(*s)
 		}
 	}
 	if x.client.Class != desired.FromNode && slices.ContainsFunc(hops, func(h hop) bool { return !h.local }) {
@@ -136,18 +145,34 @@ func routeError(err error) error {
 	return err
 }
 
-// hop examines the route and the neighbor for an endpoint. several says that there are others.
-func (x *explainer) hop(c desired.Candidate, several bool) (h hop, ok bool) {
+// forwarded looks up the route of a packet that arrives on an interface, by which rules of routing (ip rule) may select. command
+// shows the same.
+func forwarded(from, to netip.Addr, in string) (routes []netlink.Route, command string, err error) {
+	command = fmt.Sprintf("ip route get %s", to)
+	routes, err = netlink.RouteGet(to.AsSlice())
+	if err != nil || in == "" || !from.IsValid() {
+		return routes, command, err
+	}
+	all, failed := netlink.RouteGetWithOptions(to.AsSlice(), &netlink.RouteGetOptions{Iif: in, SrcAddr: from.AsSlice()})
+	on, off := number("net/ipv4/conf/" + in + "/forwarding")
+	if errors.Is(failed, unix.EXDEV) || errors.Is(failed, unix.EHOSTUNREACH) && (on == 0 || off != nil) { // rp_filter and forwarding have steps of their own
+		return routes, command, nil
+	}
+	return all, fmt.Sprintf("%s from %s iif %s", command, from, in), failed
+}
+
+// hop examines the route and the neighbor for an endpoint, and the route of its replies. several says that there are others.
+func (x *explainer) hop(c desired.Candidate, in string, several bool) (h hop, ok bool) {
 	h = hop{Candidate: c}
-	routes, err := netlink.RouteGet(c.Addr().AsSlice())
+	routes, command, err := forwarded(x.client.Addr, c.Addr(), in)
 	if err != nil || len(routes) == 0 {
-		x.stop(NoRoute, several, "Route", fmt.Sprintf("ip route get %s", c.Addr()), "There is no route to endpoint %s: %v.", c.Addr(), routeError(err))
+		x.stop(NoRoute, several, "Route", command, "There is no route to endpoint %s: %v.", c.Addr(), routeError(err))
 		return h, false
 	}
 	r := routes[0]
 	h.out, h.local = linkName(r.LinkIndex), r.Type == unix.RTN_LOCAL
 	if r.Type != unix.RTN_UNICAST && !h.local {
-		x.stop(NoRoute, several, "Route", fmt.Sprintf("ip route get %s", c.Addr()), "The route to endpoint %s discards packets (type %d).", c.Addr(), r.Type)
+		x.stop(NoRoute, several, "Route", command, "The route to endpoint %s discards packets (type %d).", c.Addr(), r.Type)
 		return h, false
 	}
 	next, via := c.Addr(), ""
@@ -169,8 +194,24 @@ func (x *explainer) hop(c desired.Candidate, several bool) (h hop, ok bool) {
 		x.step("Route", "", "Endpoint %s is on this node itself.", c.Addr())
 	} else {
 		x.step("Route", "", "Packets to endpoint %s leave on %s%s.", c.Addr(), h.out, via)
+		x.back(&h, in, several)
 	}
 	return h, true
+}
+
+// back examines the way of an endpoint's replies to a client that is not this node.
+func (x *explainer) back(h *hop, in string, several bool) {
+	if in == "" || h.out == "" || x.client.Addr == h.Addr() {
+		return
+	}
+	name := "net/bridge/bridge-nf-call-" + firewall.Command(x.family() == desired.IPv6)
+	if l, err := netlink.LinkByName(in); err == nil && l.Type() == "bridge" && h.out == in && !x.decision.Masquerade.Masqueraded() {
+		if n, err := number(name); err != nil || n != 1 {
+			x.stop(Bridge, true, "Bridge", strings.ReplaceAll(name, "/", "."), "The client and endpoint %s are on bridge %s, and its packets do not pass the node's rules. So replies go straight to the client, as from another address than it has connected to.", h.Addr(), in)
+		}
+	} else if _, command, err := forwarded(h.Addr(), x.client.Addr, h.out); err != nil && strings.Contains(command, " iif ") { // arrival has asked without
+		x.stop(NoRoute, several, "Route", command, "There is no route for replies of endpoint %s to %s: %v.", h.Addr(), x.client.Addr, routeError(err))
+	}
 }
 
 // forwarding checks the kernel's parameters for it.
@@ -178,12 +219,14 @@ func (x *explainer) forwarding(in string, hops []hop) {
 	all := []string{"net/ipv4/ip_forward"}
 	if x.family() == desired.IPv6 {
 		all = []string{"net/ipv6/conf/all/forwarding"}
-	} else if in != "" {
-		all = append(all, "net/ipv4/conf/"+in+"/forwarding")
+	} else {
+		for _, link := range []string{in, hops[0].out} {
+			all = append(all, "net/ipv4/conf/"+cmp.Or(link, "all")+"/forwarding")
+		}
 	}
 	for _, name := range all {
 		if n, err := number(name); err == nil && n == 0 {
-			x.stop(Forwarding, false, "Forwarding", strings.ReplaceAll(name, "/", "."), "The node does not forward packets to endpoints such as %s.", hops[0].Addr())
+			x.stop(Forwarding, false, "Forwarding", strings.ReplaceAll(name, "/", "."), "The node does not forward packets to endpoints such as %s, or their replies.", hops[0].Addr())
 			return
 		}
 	}

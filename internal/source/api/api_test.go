@@ -138,6 +138,18 @@ func TestWithoutServiceCIDRs(t *testing.T) {
 	}
 }
 
+// TestRefusedAfterOutage has a server that starts again, and refuses an optional kind as its first answer, as while it does
+// not know the roles yet: the outage is over.
+func TestRefusedAfterOutage(t *testing.T) {
+	w := newWorld(t, protobuf, service("web", "10.96.0.1"), serviceCIDR("kubernetes", "10.96.0.0/16")).start()
+	w.expect("Set Service default/web", "Set ServiceCIDR kubernetes", "Synced")
+	w.change(func() { w.broken = true })
+	w.hangUp()
+	w.eventually("requests for all kinds fail", func() bool { return !w.source.Contact().Failing.IsZero() && len(w.query("servicecidrs")) > 4 })
+	w.change(func() { w.broken, w.refuse["servicecidrs"] = false, http.StatusForbidden })
+	w.eventually("contact", func() bool { return w.source.Contact().Failing.IsZero() })
+}
+
 // TestForFastPath watches the kinds that only the fast path uses, with and without the right to
 // do so. Without it, there is no error.
 func TestForFastPath(t *testing.T) {

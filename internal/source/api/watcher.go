@@ -132,6 +132,7 @@ func (w *watcher) requested(ctx context.Context, o *metav1.ListOptions, err erro
 			w.report(fmt.Errorf("going on without %ss, which the API server does not have or does not let this node list: %s", w.kind.name, causeOf(err)))
 		}
 		w.absent = err
+		w.succeeded(w.kind.name) // what failed before, as when the API server started again, is over
 		w.giveUp()
 	default:
 		w.failed(w.kind.name, err)
