@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/config"
@@ -18,8 +19,7 @@ import (
 
 func newDrained() *cobra.Command {
 	var socket, install, output string
-	var minWait time.Duration
-	r := drain.Request{}
+	var minWait, quiet, maxWait time.Duration
 	cmd := &cobra.Command{
 		Use:   "drained",
 		Short: "In a pod that ends, wait until new connections have ceased",
@@ -45,16 +45,17 @@ that one's health checks notice.`,
 			if install != "" {
 				return drain.Install(install)
 			}
-			if cmd.Flags().Changed("min-wait") {
-				r.MinWait = &minWait
-			}
 			switch {
-			case minWait < 0 || r.Quiet <= 0 || r.MaxWait <= 0:
+			case minWait < 0 || quiet <= 0 || maxWait <= 0:
 				return errors.New("--quiet and --max-wait must be more than 0, and --min-wait not less")
-			case max(minWait, r.Quiet) > r.MaxWait:
+			case max(minWait, quiet) > maxWait:
 				return errors.New("--max-wait must not be less than --min-wait and --quiet")
 			}
-			result, err := drain.Wait(cmd.Context(), socket, r)
+			query := url.Values{"quiet": {quiet.String()}}
+			if cmd.Flags().Changed("min-wait") {
+				query.Set("minWait", minWait.String())
+			}
+			result, err := waitUntilDrained(cmd.Context(), socket, query, maxWait)
 			if output == "json" {
 				return errors.Join(err, writeJSON(cmd.OutOrStdout(), result))
 			}
@@ -65,7 +66,7 @@ that one's health checks notice.`,
 			case result.Blind != "":
 				fmt.Fprintf(cmd.OutOrStdout(), "max-wait: waited %s, as the node cannot tell: %s\n", waited, result.Blind)
 			case result.Quiet:
-				fmt.Fprintf(cmd.OutOrStdout(), "quiet: waited %s; %s came, none in the last %s\n", waited, came, r.Quiet)
+				fmt.Fprintf(cmd.OutOrStdout(), "quiet: waited %s; %s came, none in the last %s\n", waited, came, quiet)
 			default:
 				fmt.Fprintf(cmd.OutOrStdout(), "max-wait: waited %s; %s came, and they have not ceased\n", waited, came)
 			}
@@ -75,11 +76,37 @@ that one's health checks notice.`,
 	f := cmd.Flags()
 	f.StringVar(&socket, "socket", config.PodSocket, "Unix socket of the node's proxy (its podSocket)")
 	f.DurationVar(&minWait, "min-wait", 0, "least time to wait (default: twice the time that most changes of endpoints lately took to have effect on the node, from 2s to 10s)")
-	f.DurationVar(&r.Quiet, "quiet", 2*time.Second, "how long no new connection may come")
-	f.DurationVar(&r.MaxWait, "max-wait", 20*time.Second, "longest time to wait; less than the pod's terminationGracePeriodSeconds")
+	f.DurationVar(&quiet, "quiet", 2*time.Second, "how long no new connection may come")
+	f.DurationVar(&maxWait, "max-wait", 20*time.Second, "longest time to wait; less than the pod's terminationGracePeriodSeconds")
 	f.StringVar(&install, "install", "", "copy this program to a directory instead, for the pod's other containers")
 	addOutput(cmd, &output)
 	return cmd
+}
+
+// waitUntilDrained returns when the proxy says that new connections have ceased, or after a time. Without an answer it asks
+// again, as the proxy may be restarted meanwhile. The error says why there was none; the time has passed then, too.
+func waitUntilDrained(ctx context.Context, socket string, query url.Values, most time.Duration) (result drain.Result, err error) {
+	begun := time.Now()
+	over, cancel := context.WithTimeout(ctx, most)
+	defer cancel()
+	for over.Err() == nil {
+		query.Set("maxWait", (most - time.Since(begun)).String())
+		answer, stop := context.WithTimeout(ctx, most-time.Since(begun)+time.Second) // the proxy answers when the time is over
+		err = see.Ask(answer, socket, "/drained", query, &result)
+		stop()
+		pause := 500 * time.Millisecond
+		if err == nil && !result.Quiet {
+			pause = most // if the node cannot tell, the proxy answers at once
+		} else if err == nil {
+			break
+		}
+		select {
+		case <-over.Done():
+		case <-time.After(pause):
+		}
+	}
+	result.Waited = time.Since(begun)
+	return result, err
 }
 
 // leastWaits are the bounds of drained's --min-wait where the pod does not give it.

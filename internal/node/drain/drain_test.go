@@ -4,17 +4,17 @@ package drain
 
 import (
 	"context"
-	"encoding/json"
+	"errors"
+	"io"
 	"net"
+	"net/http"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
-// serve starts a server without events and returns its socket.
+// serve starts a server and returns its socket.
 func serve(t *testing.T) string {
 	path := filepath.Join(t.TempDir(), "socket")
 	l, err := net.Listen("unix", path)
@@ -22,10 +22,11 @@ func serve(t *testing.T) string {
 		t.Fatal(err)
 	}
 	s := &Server{MinWait: func(context.Context) time.Duration { return 0 }}
+	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
-	go func() { done <- s.Serve(t.Context(), l) }()
+	go func() { done <- s.Serve(ctx, l) }()
 	t.Cleanup(func() {
-		l.Close()
+		cancel()
 		select {
 		case <-done:
 		case <-time.After(requestTime / 2):
@@ -35,74 +36,65 @@ func serve(t *testing.T) string {
 	return path
 }
 
-// send sends a message with files and returns the answer.
-func send(t *testing.T, path, message string, files ...int) (r Result, err error) {
+func connect(t *testing.T, path string) net.Conn {
 	t.Helper()
 	c, err := net.Dial("unix", path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.Close()
-	if _, _, err := c.(*net.UnixConn).WriteMsgUnix([]byte(message), unix.UnixRights(files...), nil); err != nil {
-		t.Fatal(err)
-	}
-	return r, json.NewDecoder(c).Decode(&r)
+	t.Cleanup(func() { c.Close() })
+	return c
 }
 
-// TestForeignRequests sends what no client of ours sends.
-func TestForeignRequests(t *testing.T) {
+// TestRequests asks from the node's own network namespace.
+func TestRequests(t *testing.T) {
 	path := serve(t)
-	open := func(family, kind, protocol int) int {
-		fd, err := unix.Socket(family, kind, protocol)
+	for query, want := range map[string]string{
+		"": notLinked, "minWait=1s&quiet=1s&maxWait=2s": notLinked, "maxWait=99999h": notLinked,
+		"quiet=soon": `quiet: "soon" is not a duration`, "maxWait=-1s": `maxWait: "-1s" is not a duration`,
+	} {
+		client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(context.Context, string, string) (net.Conn, error) { return net.Dial("unix", path) }}}
+		r, err := client.Get("http://slipstream/?" + query)
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { unix.Close(fd) })
-		return fd
-	}
-	route := open(unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_ROUTE)
-	file, err := unix.Open("/dev/null", unix.O_RDONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Close(file)
-	for _, x := range []struct {
-		what, message, want string
-		files               []int
-	}{
-		{"not JSON", "wait", "invalid character", []int{route}},
-		{"no file", "{}", "0 files", nil},
-		{"two files", "{}", "2 files", []int{route, route}},
-		{"a file", "{}", "the passed file", []int{file}},
-		{"a socket of TCP", "{}", "not an rtnetlink socket", []int{open(unix.AF_INET, unix.SOCK_STREAM, 0)}},
-		{"another netlink socket", "{}", "not an rtnetlink socket", []int{open(unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_KOBJECT_UEVENT)}},
-	} {
-		if r, err := send(t, path, x.message, x.files...); err != nil || !strings.Contains(r.Refused, x.want) {
-			t.Errorf("%s: %+v, %v; want %q", x.what, r, err, x.want)
+		text, err := io.ReadAll(r.Body)
+		r.Body.Close()
+		if err != nil || !strings.Contains(string(text), want) {
+			t.Errorf("%q: %s, %v; want %q", query, text, err, want)
 		}
 	}
 }
 
-// TestSilentClients has many clients connect that say nothing. One that asks gets an answer at once.
+// TestSilentClients has many clients connect that say nothing. Only some of them stay, and when they end others have their places.
 func TestSilentClients(t *testing.T) {
 	path := serve(t)
-	for range 3 * mostAsked {
-		c, err := net.Dial("unix", path)
-		if err != nil {
+	var stay []net.Conn
+	for range 3 * mostClients {
+		c := connect(t, path)
+		if err := c.SetReadDeadline(time.Now().Add(100 * time.Millisecond)); err != nil {
 			t.Fatal(err)
 		}
-		defer c.Close()
+		var late net.Error
+		if _, err := c.Read(make([]byte, 1)); errors.As(err, &late) && late.Timeout() {
+			stay = append(stay, c)
+		}
 	}
-	begun := time.Now()
-	if r, err := send(t, path, "{}"); err != nil || r.Refused == "" || time.Since(begun) > requestTime/2 {
-		t.Errorf("%+v, %v after %v", r, err, time.Since(begun))
+	if len(stay) != mostClients {
+		t.Errorf("%d connections stay", len(stay))
 	}
-}
-
-// TestLongMessages sends a message that is larger than a request.
-func TestLongMessages(t *testing.T) {
-	path := serve(t)
-	if r, err := send(t, path, "{\"quiet\": 1"+strings.Repeat(" ", 3*requestSize)); err == nil && r.Refused == "" {
-		t.Errorf("%+v", r)
+	for _, c := range stay {
+		c.Close()
+	}
+	for deadline := time.Now().Add(requestTime); ; time.Sleep(10 * time.Millisecond) {
+		c := connect(t, path)
+		if _, err := c.Write([]byte("GET / HTTP/1.0\r\n\r\n")); err == nil {
+			if text, _ := io.ReadAll(c); strings.Contains(string(text), notLinked) {
+				return
+			}
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("no answer after the others have ended")
+		}
 	}
 }

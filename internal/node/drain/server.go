@@ -1,5 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package drain tells a pod that is being deleted when new connections have ceased to come to it.
+//
+// 'slipstream drained', a preStop hook, asks on a Unix socket of the node's proxy. The kernel tells the proxy from which network
+// namespace (SIOCGSKNS), and which addresses are there. So a pod can ask about itself only. From then on the proxy counts
+// conntrack's events of new connections to these addresses.
 package drain
 
 import (
@@ -8,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"slices"
@@ -20,16 +26,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// Result says why a wait has ended.
+type Result struct {
+	Quiet       bool          `json:"quiet"` // no new connection came for the time that was asked for
+	Waited      time.Duration `json:"waited"`
+	Connections int           `json:"connections"`     // new ones that came meanwhile
+	Blind       string        `json:"blind,omitempty"` // why the node cannot tell
+}
+
 // Server answers pods.
 type Server struct {
 	// MinWait returns the least time to wait if a pod does not say it.
 	MinWait func(context.Context) time.Duration
 
-	mu    sync.Mutex
-	pods  map[uint64]*pod // that wait, by the inode of their network namespace
-	to    map[netip.Addr]*pod
-	node  map[netip.Addr]bool // addresses of the node
-	asked []net.Conn          // connections without a request yet, the oldest first
+	mu      sync.Mutex
+	clients map[uint64]int  // connections, by the inode of the client's network namespace
+	pods    map[uint64]*pod // that wait
+	to      map[netip.Addr]*pod
+	node    map[netip.Addr]bool // addresses of the node
 
 	costly sync.Mutex // see rarely
 }
@@ -47,14 +61,13 @@ type pod struct {
 	last        time.Time
 }
 
-// Bounds on what pods can have the proxy hold.
 const (
-	mostAsked = 64
-	mostPods  = 1024
-	mostWaits = 16 // for a pod
+	longest  = time.Hour             // that a pod may wait
+	shortest = 4 * tick              // that it may wait after a connection
+	tick     = 50 * time.Millisecond // between two looks at conntrack's events
 
+	mostClients = 16 // of a pod, and 16 of all network namespaces to which no interface leads
 	requestTime = 5 * time.Second
-	answerTime  = 5 * time.Second
 )
 
 // What the node cannot see.
@@ -63,125 +76,114 @@ const (
 	notSeen   = "the node has not seen any connection of this pod"
 )
 
-// Serve answers until the listener fails, or is closed.
+// Serve answers until ctx ends, or the listener fails.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
+	s.clients, s.pods, s.to = map[uint64]int{}, map[uint64]*pod{}, map[netip.Addr]*pod{}
+	server := &http.Server{
+		Handler: http.HandlerFunc(s.answer), ReadHeaderTimeout: requestTime,
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, client{}, c) },
+	}
+	server.SetKeepAlivesEnabled(false)
 	ctx, cancel := context.WithCancel(ctx)
-	s.mu.Lock()
-	s.pods, s.to = map[uint64]*pod{}, map[netip.Addr]*pod{}
-	s.mu.Unlock()
-	var all sync.WaitGroup
-	all.Go(func() { s.watch(ctx) })
+	defer context.AfterFunc(ctx, func() { server.Close() })()
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	defer cancel()
+	watching.Go(func() { s.watch(ctx) })
+	return server.Serve(listener{l, s})
+}
+
+// listener accepts a bounded number of connections of each pod.
+type listener struct {
+	net.Listener
+	*Server
+}
+
+// client is a connection. It is also the key of one in contexts.
+type client struct {
+	net.Conn
+	of     *Server
+	inode  uint64
+	id     int
+	closed *sync.Once
+}
+
+func (l listener) Accept() (net.Conn, error) {
 	for {
-		c, err := l.Accept()
+		c, err := l.Listener.Accept()
 		if err != nil {
-			cancel()
-			s.mu.Lock()
-			for _, c := range s.asked {
-				c.Close()
-			}
-			s.mu.Unlock()
-			all.Wait()
-			return err
+			return nil, err
 		}
-		s.begin(c)
-		all.Go(func() {
-			defer c.Close()
-			var result Result
-			r, fd, err := s.receive(c)
-			if err == nil {
-				result, err = s.wait(ctx, c, r, fd)
-			}
-			if err != nil {
-				result.Refused = err.Error()
-			}
-			_ = c.SetWriteDeadline(time.Now().Add(answerTime))
-			_ = json.NewEncoder(c).Encode(result) // the pod may have ended
-		})
+		inode, id, err := namespace(c)
+		counted := inode
+		if id < 0 {
+			counted = 0
+		}
+		l.mu.Lock()
+		if err != nil || l.clients[counted] == mostClients {
+			c.Close()
+		} else {
+			l.clients[counted]++
+			c = client{c, l.Server, inode, id, new(sync.Once)}
+		}
+		l.mu.Unlock()
+		if c, ok := c.(client); ok {
+			return c, nil
+		}
 	}
 }
 
-// begin notes a connection without a request. The oldest one is closed if there are too many: an honest client sends
-// its request at once.
-func (s *Server) begin(c net.Conn) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.asked = append(s.asked, c); len(s.asked) > mostAsked {
-		s.asked[0].Close()
-		s.asked = s.asked[1:]
-	}
+func (c client) Close() error {
+	c.closed.Do(func() {
+		c.of.mu.Lock()
+		defer c.of.mu.Unlock()
+		counted := c.inode
+		if c.id < 0 {
+			counted = 0
+		}
+		if c.of.clients[counted]--; c.of.clients[counted] == 0 {
+			delete(c.of.clients, counted)
+		}
+	})
+	return c.Conn.Close()
 }
 
-// receive reads a request and the socket that comes with it.
-func (s *Server) receive(c net.Conn) (r Request, fd int, err error) {
-	defer func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.asked = slices.DeleteFunc(s.asked, func(o net.Conn) bool { return o == c })
-	}()
-	if err := c.SetReadDeadline(time.Now().Add(requestTime)); err != nil {
-		return r, 0, err
+// answer waits for a pod: quietly for the duration quiet, from minWait to maxWait.
+func (s *Server) answer(w http.ResponseWriter, r *http.Request) {
+	durations, q := map[string]time.Duration{"minWait": -1}, r.URL.Query()
+	for name := range q {
+		d, err := time.ParseDuration(q.Get(name))
+		if err != nil || d < 0 {
+			http.Error(w, fmt.Sprintf("%s: %q is not a duration", name, q.Get(name)), http.StatusBadRequest)
+			return
+		}
+		durations[name] = d
 	}
-	data, rights := make([]byte, requestSize), make([]byte, unix.CmsgSpace(4))
-	n, m, _, _, err := c.(*net.UnixConn).ReadMsgUnix(data, rights)
+	c := r.Context().Value(client{}).(client)
+	result, err := s.wait(r.Context(), c, durations["minWait"], max(durations["quiet"], shortest), min(durations["maxWait"], longest))
 	if err != nil {
-		return r, 0, err
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
 	}
-	var fds []int // there is room for two
-	control, err := unix.ParseSocketControlMessage(rights[:m])
-	for i := range control {
-		some, _ := unix.ParseUnixRights(&control[i])
-		fds = append(fds, some...)
-	}
-	if err == nil && len(fds) != 1 {
-		err = fmt.Errorf("%d files come with the request, want 1", len(fds))
-	}
-	if err == nil {
-		r, err = decode(data[:n])
-	}
-	if err == nil {
-		return r, fds[0], nil
-	}
-	for _, fd := range fds {
-		unix.Close(fd)
-	}
-	return r, 0, err
+	_ = json.NewEncoder(w).Encode(result) // the pod may have ended
 }
 
-// wait waits for a pod, until the client closes its connection.
-func (s *Server) wait(ctx context.Context, c net.Conn, r Request, fd int) (result Result, err error) {
-	defer unix.Close(fd)
-	inode, id, err := namespace(fd)
-	if err != nil {
-		return result, err
-	}
-	if id < 0 {
+func (s *Server) wait(ctx context.Context, c client, least, quietTime, most time.Duration) (result Result, err error) {
+	if c.id < 0 {
 		return Result{Blind: notLinked}, nil
 	}
-	p, err := s.join(ctx, inode, id, fd)
-	if err != nil {
-		return result, err
-	}
-	defer s.leave(inode, p)
+	p := s.join(ctx, c.inode, c.id)
+	defer s.leave(c.inode, p)
 	if err := p.look(); err != nil {
 		return result, err
 	}
 	if !p.linked {
 		return Result{Blind: notLinked}, nil
 	}
-	least := max(p.minWait, r.Quiet)
-	if r.MinWait != nil {
-		least = max(*r.MinWait, r.Quiet)
+	if least < 0 {
+		least = p.minWait
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	if err := c.SetReadDeadline(time.Time{}); err != nil {
-		return result, err
-	}
-	go func() {
-		defer cancel()
-		_, _ = c.Read(make([]byte, 1)) // the client says nothing more until it ends
-	}()
-	begun, before, looked := time.Now(), p.count(s), false
+	begun, before, looked := time.Now(), -1, false
 	ticks := time.NewTicker(tick)
 	defer ticks.Stop()
 	for {
@@ -192,8 +194,11 @@ func (s *Server) wait(ctx context.Context, c net.Conn, r Request, fd int) (resul
 		}
 		waited := time.Since(begun)
 		s.mu.Lock()
+		if before < 0 {
+			before = p.connections
+		}
 		result.Connections = p.connections - before
-		quiet, seen := waited >= least && time.Since(p.last) >= r.Quiet, p.seen
+		quiet, seen := waited >= max(least, quietTime) && time.Since(p.last) >= quietTime, p.seen
 		s.mu.Unlock()
 		if quiet && !seen && !looked {
 			looked = true
@@ -209,46 +214,35 @@ func (s *Server) wait(ctx context.Context, c net.Conn, r Request, fd int) (resul
 			}
 			result.Quiet = true
 			return result, nil
-		case waited >= r.MaxWait && !seen:
+		case waited >= most && !seen:
 			result.Blind = notSeen
 			return result, nil
-		case waited >= r.MaxWait:
+		case waited >= most:
 			return result, nil
 		}
 	}
 }
 
-func (p *pod) count(s *Server) int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return p.connections
-}
-
 // join begins a wait.
-func (s *Server) join(ctx context.Context, inode uint64, id, fd int) (*pod, error) {
+func (s *Server) join(ctx context.Context, inode uint64, id int) *pod {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p := s.pods[inode]
-	switch {
-	case p == nil && len(s.pods) == mostPods:
-		return nil, fmt.Errorf("%d pods of this node wait already", mostPods)
-	case p != nil && p.waits == mostWaits:
-		return nil, fmt.Errorf("this pod waits %d times already", mostWaits)
-	case p == nil:
+	if p == nil {
 		p = &pod{}
-		p.look = sync.OnceValue(func() error { return s.rarely(func() error { return s.look(ctx, p, id, fd) }) })
+		p.look = sync.OnceValue(func() error { return s.rarely(func() error { return s.look(context.WithoutCancel(ctx), p, id) }) })
 		s.pods[inode] = p
 	}
 	p.waits++
-	return p, nil
+	return p
 }
 
 // look asks the kernel about a pod and about the node.
-func (s *Server) look(ctx context.Context, p *pod, id, fd int) (err error) {
+func (s *Server) look(ctx context.Context, p *pod, id int) (err error) {
 	if p.linked, err = isLinked(id); err != nil || !p.linked {
 		return err
 	}
-	if p.addresses, err = addresses(fd); err != nil {
+	if p.addresses, err = addresses(id); err != nil {
 		return fmt.Errorf("addresses of the pod: %w", err)
 	}
 	interfaces, err := netif.Namespace(0).List()

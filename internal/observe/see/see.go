@@ -255,7 +255,7 @@ func Answer[T any](w http.ResponseWriter, r *http.Request, get func(context.Cont
 // ErrNoProxy says that no proxy serves the socket.
 var ErrNoProxy = errors.New("no proxy answers")
 
-// Ask gets a path from the proxy that serves a socket. If none does, the error wraps ErrNoProxy.
+// Ask gets a path from the proxy that serves a socket, within 30 s if ctx has no deadline. If none does, the error wraps ErrNoProxy.
 func Ask(ctx context.Context, socket, path string, query url.Values, to any) error {
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
@@ -266,7 +266,11 @@ func Ask(ctx context.Context, socket, path string, query url.Values, to any) err
 	if err != nil {
 		return err
 	}
-	r, err := (&http.Client{Transport: transport, Timeout: answerTimeout}).Do(request)
+	client := &http.Client{Transport: transport}
+	if _, bounded := ctx.Deadline(); !bounded {
+		client.Timeout = answerTimeout
+	}
+	r, err := client.Do(request)
 	var late net.Error
 	switch {
 	case errors.As(err, &late) && late.Timeout():
