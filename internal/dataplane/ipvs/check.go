@@ -45,11 +45,11 @@ func (b *Dataplane) Check(ctx context.Context) error {
 		klog.FromContext(ctx).Info("Puts back what IPVS mode needs", "parameters", differing)
 		err = errors.Join(err, dataplane.Inside(b.config.NetNS, func() error { return b.dummy.setParameters(ctx, b.parameters()) }))
 	}
-	return errors.Join(err, b.checkServers(ctx), b.checkSample(), b.tryRefused(ctx))
+	return errors.Join(err, b.checkServers(ctx), b.checkSample(ctx), b.tryRefused(ctx))
 }
 
 // checkSample looks for the addresses of a few pools.
-func (b *Dataplane) checkSample() error {
+func (b *Dataplane) checkSample(ctx context.Context) error {
 	all := len(b.servers.pools)
 	share := float64(time.Since(b.sampled)) / float64(cmp.Or(b.options.SyncPeriod, 30*time.Second))
 	b.sampled = time.Now()
@@ -60,7 +60,7 @@ func (b *Dataplane) checkSample() error {
 			continue
 		}
 		for _, f := range pool.Frontends {
-			if err := b.checkAddress(f); err != nil {
+			if err := b.checkAddress(ctx, f); err != nil {
 				return err
 			}
 		}
@@ -132,7 +132,7 @@ func (b *Dataplane) checkDestinations(f *desired.Frontend, pool *pool, all []ipv
 }
 
 // checkAddress looks for the address of a frontend. If another process has deleted its route alone, it is added again.
-func (b *Dataplane) checkAddress(f *desired.Frontend) error {
+func (b *Dataplane) checkAddress(ctx context.Context, f *desired.Frontend) error {
 	if a := f.Addr(); b.servers.addresses[a] && !b.refused.has(ipvs.Key{Addr: a}, netip.AddrPort{}) && !b.dummy.isLocal(a) {
 		has, err := b.dummy.addresses()
 		if err != nil {
@@ -140,7 +140,7 @@ func (b *Dataplane) checkAddress(f *desired.Frontend) error {
 		}
 		if has[a] {
 			again := []desired.Member{desired.Address(a)}
-			return b.changeAddresses(&desired.SetChange{Removed: again, Added: again})
+			return b.changeAddresses(ctx, &desired.SetChange{Removed: again, Added: again})
 		}
 		return fmt.Errorf("%w: Service %s: interface %s does not have address %s", dataplane.ErrDamaged, f.Service, Interface, a)
 	}

@@ -3,12 +3,14 @@
 package ipvs
 
 import (
+	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"strings"
 
+	rtnetlink "github.com/mdlayher/netlink"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/sock"
 	"github.com/slipstream-proxy/slipstream/internal/node/netif"
@@ -40,7 +42,8 @@ func Owned() (is bool, err error) {
 // interface that is down is the node's all the same, and nothing is sent through it.
 type dummy struct {
 	handle *netlink.Handle
-	link   netlink.Link // nil until it exists
+	routes *rtnetlink.Conn // for addresses, many in one system call
+	link   netlink.Link    // nil until it exists
 }
 
 func openDummy(ns int) (*dummy, error) {
@@ -48,10 +51,19 @@ func openDummy(ns int) (*dummy, error) {
 	if err != nil {
 		return nil, fmt.Errorf("netlink socket to interfaces: %w", err)
 	}
-	return &dummy{handle: h}, nil
+	// Not by sock.Dial: the library looks for the kernel's words behind the refused request, which is not repeated then.
+	routes, err := rtnetlink.Dial(unix.NETLINK_ROUTE, &rtnetlink.Config{NetNS: ns})
+	if err != nil {
+		h.Close()
+		return nil, fmt.Errorf("netlink socket to addresses: %w", err)
+	}
+	return &dummy{handle: h, routes: routes}, nil
 }
 
-func (d *dummy) close() { d.handle.Close() }
+func (d *dummy) close() error {
+	d.handle.Close()
+	return d.routes.Close()
+}
 
 // find looks for the interface, which may not exist.
 func (d *dummy) find() error {
@@ -125,29 +137,38 @@ func (d *dummy) compare(all []desired.Member) (c desired.SetChange, err error) {
 	return c, nil
 }
 
-// change adds and removes addresses. Those that exist already, or no longer exist, are not errors.
-func (d *dummy) change(c *desired.SetChange) error {
-	var errs []error
-	for _, a := range c.Added {
-		if err := d.handle.AddrAdd(d.link, hostAddr(a.Addr)); err != nil && !errors.Is(err, unix.EEXIST) {
-			errs = append(errs, fmt.Errorf("adding %s to interface %s: %w", a, Interface, err))
+// change adds and removes addresses, and calls failed for those that the kernel refuses to add. Those that exist
+// already, or no longer exist, are not errors. An IPv6 address is usable at once, without duplicate address
+// detection.
+func (d *dummy) change(ctx context.Context, c *desired.SetChange, failed func(a netip.Addr, err error)) error {
+	var all []rtnetlink.Message
+	add := func(command rtnetlink.HeaderType, flags rtnetlink.HeaderFlags, a netip.Addr) error {
+		family := byte(unix.AF_INET)
+		if a.Is6() {
+			family = unix.AF_INET6
 		}
+		attrs, err := rtnetlink.MarshalAttributes([]rtnetlink.Attribute{{Type: unix.IFA_LOCAL, Data: a.AsSlice()}, {Type: unix.IFA_ADDRESS, Data: a.AsSlice()}})
+		data := binary.NativeEndian.AppendUint32([]byte{family, byte(a.BitLen()), unix.IFA_F_NODAD, unix.RT_SCOPE_UNIVERSE}, uint32(d.link.Attrs().Index))
+		all = append(all, rtnetlink.Message{Header: rtnetlink.Header{Type: command, Flags: rtnetlink.Request | flags}, Data: append(data, attrs...)})
+		return err
 	}
+	var errs []error
 	for _, a := range c.Removed {
-		if err := d.handle.AddrDel(d.link, hostAddr(a.Addr)); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
+		errs = append(errs, add(unix.RTM_DELADDR, 0, a.Addr))
+	}
+	for _, a := range c.Added {
+		errs = append(errs, add(unix.RTM_NEWADDR, rtnetlink.Create|rtnetlink.Excl, a.Addr))
+	}
+	err := sock.Execute(ctx, d.routes, all, func(i int, err error) {
+		switch i -= len(c.Removed); {
+		case i >= 0 && !errors.Is(err, unix.EEXIST):
+			failed(c.Added[i].Addr, fmt.Errorf("adding %s to interface %s: %w", c.Added[i], Interface, err))
+		case i < 0 && !errors.Is(err, unix.EADDRNOTAVAIL):
+			a := c.Removed[i+len(c.Removed)]
 			errs = append(errs, fmt.Errorf("removing %s from interface %s: %w", a, Interface, err))
 		}
-	}
-	return errors.Join(errs...)
-}
-
-// hostAddr is an address without a network. An IPv6 address is usable at once, without
-// duplicate address detection.
-func hostAddr(a netip.Addr) *netlink.Addr {
-	return &netlink.Addr{
-		IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())},
-		Flags: unix.IFA_F_NODAD,
-	}
+	})
+	return errors.Join(append(errs, err)...)
 }
 
 // isLocal reports whether an address is on any interface of the node.

@@ -36,18 +36,19 @@ func TestAddressesWhileTheyChange(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(d.close)
+		t.Cleanup(func() { d.close() })
 		if d.link, err = d.handle.LinkByName(Interface); err != nil {
 			t.Fatal(err)
 		}
 		return d
 	}
 	d, other := open(), open()
+	refuse := func(_ netip.Addr, err error) { t.Error(err) }
 	var all desired.SetChange
 	for i := range 1000 {
 		all.Added = append(all.Added, desired.Address(netip.AddrFrom4([4]byte{10, 96, byte(i >> 8), byte(i)})))
 	}
-	if err := d.change(&all); err != nil {
+	if err := d.change(t.Context(), &all, refuse); err != nil {
 		t.Fatal(err)
 	}
 	// At most two changes for each list, so that it ends on any machine.
@@ -57,7 +58,7 @@ func TestAddressesWhileTheyChange(t *testing.T) {
 	go func() {
 		for range start {
 			time.Sleep(rand.N(time.Millisecond))
-			done <- errors.Join(other.change(&comes), other.change(&leaves))
+			done <- errors.Join(other.change(t.Context(), &comes, refuse), other.change(t.Context(), &leaves, refuse))
 		}
 	}()
 	defer close(start)
@@ -135,7 +136,7 @@ func TestLocalAtOnce(t *testing.T) {
 	s := newStreet(t, 1, Options{})
 	for i := range 300 {
 		for _, a := range []netip.Addr{netip.AddrFrom4([4]byte{10, 98, byte(i >> 8), byte(i)}), netip.AddrFrom16([16]byte{0xfd, 0, 0, 0x98, 14: byte(i >> 8), 15: byte(i)})} {
-			if err := s.backend.changeAddresses(&desired.SetChange{Added: []desired.Member{desired.Address(a)}}); err != nil {
+			if err := s.backend.changeAddresses(t.Context(), &desired.SetChange{Added: []desired.Member{desired.Address(a)}}); err != nil {
 				t.Fatal(err)
 			}
 			if !s.backend.dummy.isLocal(a) {

@@ -95,7 +95,7 @@ func (b *Dataplane) Close() error {
 		err = errors.Join(err, b.conn.Close())
 	}
 	if b.dummy != nil {
-		b.dummy.close()
+		err = errors.Join(err, b.dummy.close())
 	}
 	return err
 }
@@ -127,11 +127,11 @@ func (b *Dataplane) Reconcile(ctx context.Context, full *desired.Change) (stats 
 	}
 	return b.program(ctx, &p, func() (dataplane.Stats, error) {
 		// The new table may leave to IPVS what the table of another mode has translated.
-		if err := b.changeAddresses(&desired.SetChange{Added: addresses.Added}); err != nil {
+		if err := b.changeAddresses(ctx, &desired.SetChange{Added: addresses.Added}); err != nil {
 			return dataplane.Stats{}, err
 		}
 		return b.table.Reconcile(ctx, full)
-	}, func() error { return b.changeAddresses(&desired.SetChange{Removed: addresses.Removed}) })
+	}, func() error { return b.changeAddresses(ctx, &desired.SetChange{Removed: addresses.Removed}) })
 }
 
 // Apply implements dataplane.Dataplane. If it fails in the middle, only a part of the change
@@ -143,7 +143,7 @@ func (b *Dataplane) Apply(ctx context.Context, change *desired.Change) (stats da
 	p := plan{drain: b.drain, refused: b.refused}
 	b.servers.write(&p, change)
 	return b.program(ctx, &p, func() (dataplane.Stats, error) { return b.table.Apply(ctx, change) },
-		func() error { return b.changeAddresses(&change.Sets[desired.ClusterIPs]) })
+		func() error { return b.changeAddresses(ctx, &change.Sets[desired.ClusterIPs]) })
 }
 
 // program carries out a plan around the change of the table.

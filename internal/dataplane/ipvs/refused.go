@@ -67,17 +67,16 @@ func (r refusals) drop(key ipvs.Key, to netip.AddrPort) bool {
 
 // changeAddresses changes the addresses of the dummy interface. The kernel makes the route of an IPv6 address in the
 // background; until then, connections to it would follow other routes. So it waits for them, for a second at most.
-func (b *Dataplane) changeAddresses(c *desired.SetChange) error {
+func (b *Dataplane) changeAddresses(ctx context.Context, c *desired.SetChange) error {
 	for _, a := range c.Removed {
 		delete(b.refused, ipvs.Key{Addr: a.Addr})
 	}
-	errs := []error{b.dummy.change(&desired.SetChange{Removed: c.Removed})}
-	for _, a := range c.Added {
-		err := b.dummy.change(&desired.SetChange{Added: []desired.Member{a}})
-		if err != nil && !b.refused.note(&step{key: ipvs.Key{Addr: a.Addr}, service: b.servers.serviceAt(a.Addr)}, err) {
+	var errs []error
+	err := b.dummy.change(ctx, c, func(a netip.Addr, err error) {
+		if !b.refused.note(&step{key: ipvs.Key{Addr: a}, service: b.servers.serviceAt(a)}, err) {
 			errs = append(errs, err)
 		}
-	}
+	})
 	for end, i := time.Now().Add(time.Second), 0; i < len(c.Added) && time.Now().Before(end); {
 		if a := c.Added[i].Addr; a.Is4() || b.refused.has(ipvs.Key{Addr: a}, netip.AddrPort{}) || b.dummy.isLocal(a) {
 			i++
@@ -85,7 +84,7 @@ func (b *Dataplane) changeAddresses(c *desired.SetChange) error {
 			time.Sleep(time.Millisecond)
 		}
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, err)...)
 }
 
 // serviceAt returns a Service port that has an address.
@@ -133,20 +132,24 @@ func (b *Dataplane) newProblems() (all []desired.Problem) {
 // something now, such as after the node has left the network of a broadcast address.
 func (b *Dataplane) tryRefused(ctx context.Context) error {
 	var requests []ipvs.Request
-	taken := 0
+	var addresses desired.SetChange
 	for key, refused := range b.refused { // in another order each time
 		for _, r := range refused {
 			switch {
 			case len(requests) == refusedSize:
 			case key.Port != 0:
 				requests = append(requests, r.request)
-			case b.dummy.change(&desired.SetChange{Added: []desired.Member{desired.Address(key.Addr)}}) == nil:
-				taken++
+			default:
+				addresses.Added = append(addresses.Added, desired.Address(key.Addr))
 			}
 		}
 	}
-	taken += len(requests)
-	if err := b.conn.Execute(ctx, requests, func(int, error) { taken-- }); err != nil {
+	taken := len(requests) + len(addresses.Added)
+	err := b.dummy.change(ctx, &addresses, func(netip.Addr, error) { taken-- })
+	if err == nil {
+		err = b.conn.Execute(ctx, requests, func(int, error) { taken-- })
+	}
+	if err != nil {
 		return err
 	}
 	if taken > 0 {

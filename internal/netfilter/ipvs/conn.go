@@ -87,62 +87,16 @@ func (c *Conn) Destinations(ctx context.Context, k Key) (all []Destination, err 
 	return all, nil
 }
 
-// maxInFlight is how many requests one system call sends. The kernel's answers to all of
-// them, if all fail, fit into the socket's receive buffer.
-const maxInFlight = 256
-
-// Execute carries out requests in order. It calls failed for each one that the kernel refuses,
-// with its index, and goes on with the next. An error is a failure of the socket, or ctx's; it
-// is unknown then how many requests were carried out.
+// Execute carries out requests in order, as [sock.Execute].
 func (c *Conn) Execute(ctx context.Context, requests []Request, failed func(i int, err error)) error {
-	messages := make([]netlink.Message, 0, min(len(requests), maxInFlight))
-	for first := 0; first < len(requests); first += maxInFlight {
-		chunk := requests[first:min(first+maxInFlight, len(requests))]
-		messages = messages[:0]
-		for _, r := range chunk {
-			messages = append(messages, netlink.Message{Header: netlink.Header{Type: c.family, Flags: netlink.Request}, Data: r.data})
-		}
-		messages[len(chunk)-1].Header.Flags |= netlink.Acknowledge
-		err := sock.Exchange(ctx, c.sock, func() error {
-			var sent []netlink.Message
-			err := sock.Commit(func() (err error) {
-				sent, err = c.sock.SendMessages(messages)
-				return err
-			})
-			if err != nil {
-				return err
-			}
-			return c.answers(sent, func(i int, err error) { failed(first+i, err) })
-		})
-		if err != nil {
-			return fmt.Errorf("IPVS: %w", err)
-		}
+	messages := make([]netlink.Message, len(requests))
+	for i, r := range requests {
+		messages[i] = netlink.Message{Header: netlink.Header{Type: c.family, Flags: netlink.Request}, Data: r.data}
+	}
+	if err := sock.Execute(ctx, c.sock, messages, failed); err != nil {
+		return fmt.Errorf("IPVS: %w", err)
 	}
 	return nil
-}
-
-// answers reads until the last of the messages is answered.
-func (c *Conn) answers(sent []netlink.Message, failed func(i int, err error)) error {
-	start, last := sent[0].Header.Sequence, sent[len(sent)-1].Header.Sequence
-	for {
-		got, err := c.sock.Receive()
-		seq := uint32(0)
-		var op *netlink.OpError
-		switch {
-		case errors.As(err, &op) && op.Sequence != 0:
-			seq = uint32(op.Sequence)
-			if seq-start <= last-start { // otherwise of an exchange that has ended early
-				failed(int(seq-start), op.Err)
-			}
-		case err != nil:
-			return err
-		case len(got) > 0:
-			seq = got[0].Header.Sequence
-		}
-		if seq == last {
-			return nil
-		}
-	}
 }
 
 // dump visits the answers to a request.

@@ -82,3 +82,56 @@ func Exchange(ctx context.Context, s *netlink.Conn, f func() error) error {
 	}
 	return err
 }
+
+// maxInFlight is how many requests one system call sends. The kernel's answers to all of
+// them, if all fail, fit into the socket's receive buffer.
+const maxInFlight = 256
+
+// Execute carries out requests in order. It calls failed for each one that the kernel refuses,
+// with its index, and goes on with the next. An error is a failure of the socket, or ctx's; it
+// is unknown then how many requests were carried out.
+func Execute(ctx context.Context, s *netlink.Conn, requests []netlink.Message, failed func(i int, err error)) error {
+	for first := 0; first < len(requests); first += maxInFlight {
+		chunk := requests[first:min(first+maxInFlight, len(requests))]
+		chunk[len(chunk)-1].Header.Flags |= netlink.Acknowledge
+		err := Exchange(ctx, s, func() error {
+			var sent []netlink.Message
+			err := Commit(func() (err error) {
+				sent, err = s.SendMessages(chunk)
+				return err
+			})
+			if err != nil {
+				return err
+			}
+			return answers(s, sent, func(i int, err error) { failed(first+i, err) })
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// answers reads until the last of the messages is answered.
+func answers(s *netlink.Conn, sent []netlink.Message, failed func(i int, err error)) error {
+	start, last := sent[0].Header.Sequence, sent[len(sent)-1].Header.Sequence
+	for {
+		got, err := s.Receive()
+		seq := uint32(0)
+		var op *netlink.OpError
+		switch {
+		case errors.As(err, &op) && op.Sequence != 0:
+			seq = uint32(op.Sequence)
+			if seq-start <= last-start { // otherwise of an exchange that has ended early
+				failed(int(seq-start), op.Err)
+			}
+		case err != nil:
+			return err
+		case len(got) > 0:
+			seq = got[0].Header.Sequence
+		}
+		if seq == last {
+			return nil
+		}
+	}
+}
