@@ -246,19 +246,8 @@ func (c *Conn) receive(sequence uint32, visit func(data []byte)) error {
 	if c.buffer == nil {
 		c.buffer = make([]byte, datagram)
 	}
-	var n int
-	var err error
-	read := func(fd uintptr) bool {
-		for {
-			if n, err = unix.Read(int(fd), c.buffer); err != unix.EINTR {
-				return err != unix.EAGAIN
-			}
-		}
-	}
 	for {
-		if e := c.raw.Read(read); e != nil {
-			return e
-		}
+		n, err := sock.Receive(c.raw, c.buffer, true)
 		if err != nil {
 			return err
 		}
@@ -270,36 +259,29 @@ func (c *Conn) receive(sequence uint32, visit func(data []byte)) error {
 
 // messages calls visit with the data of the messages of a datagram. done says that it was the last one.
 func messages(b []byte, sequence uint32, visit func(data []byte)) (done bool, err error) {
-	for len(b) > 0 {
-		if len(b) < unix.NLMSG_HDRLEN {
+	for h, data := range sock.Messages(b) {
+		switch end := h.Type == unix.NLMSG_DONE || h.Type == unix.NLMSG_ERROR; {
+		case h.Sequence != sequence || end && len(data) < 4:
 			return false, unix.EBADMSG
-		}
-		length := binary.NativeEndian.Uint32(b)
-		if length < unix.NLMSG_HDRLEN || uint64(length) > uint64(len(b)) || binary.NativeEndian.Uint32(b[8:]) != sequence {
-			return false, unix.EBADMSG
-		}
-		data := b[unix.NLMSG_HDRLEN:length]
-		switch binary.NativeEndian.Uint16(b[4:]) {
-		case unix.NLMSG_DONE, unix.NLMSG_ERROR:
-			if len(data) < 4 {
-				return false, unix.EBADMSG
-			}
-			if code := int32(binary.NativeEndian.Uint32(data)); code != 0 {
-				return false, unix.Errno(-code)
-			}
-			return true, nil
-		case unix.NLMSG_NOOP:
-		default:
+		case end:
+			return refused(data) == nil, refused(data)
+		case h.Type != unix.NLMSG_NOOP:
 			visit(data)
 		}
-		b = b[min((int(length)+unix.NLMSG_ALIGNTO-1)&^(unix.NLMSG_ALIGNTO-1), len(b)):]
 	}
 	return false, nil
 }
 
-// Get returns the attributes of the entry that has the tuple, in either direction. The error is
-// ENOENT if there is none.
-func (c *Conn) Get(ctx context.Context, t Tuple) (attributes []byte, err error) {
+// refused is the error at the begin of an answer, nil for none.
+func refused(data []byte) error {
+	if code := int32(binary.NativeEndian.Uint32(data)); code != 0 {
+		return unix.Errno(-code)
+	}
+	return nil
+}
+
+// Get returns the entry that has the tuple, in either direction. The error is ENOENT if there is none.
+func (c *Conn) Get(ctx context.Context, t Tuple) (e Entry, err error) {
 	a := netlink.NewAttributeEncoder()
 	t.Encode(a, nl.CTA_TUPLE_ORIG)
 	err = c.exchange(ctx, func() error {
@@ -308,38 +290,34 @@ func (c *Conn) Get(ctx context.Context, t Tuple) (attributes []byte, err error) 
 			return err
 		}
 		if _, err = c.sock.Send(m); err == nil {
-			attributes, err = c.answer()
+			err = c.answer(&e)
 		}
 		if err != nil {
 			return fmt.Errorf("entry of %v to %v: %w", t.Src, t.Dst, err)
 		}
 		return nil
 	})
-	return attributes, err
+	return e, err
 }
 
 // answer reads one entry. The kernel flags it as one of several messages, so that the socket's
 // own methods would wait for another.
-func (c *Conn) answer() (attributes []byte, err error) {
+func (c *Conn) answer(e *Entry) error {
 	buf := make([]byte, 4096)
-	if e := c.raw.Read(func(fd uintptr) bool {
-		var n int
-		n, _, err = unix.Recvfrom(int(fd), buf, unix.MSG_DONTWAIT)
-		buf = buf[:max(n, 0)]
-		return err != unix.EAGAIN && err != unix.EINTR
-	}); e != nil {
-		return nil, e
+	n, err := sock.Receive(c.raw, buf, true)
+	if err != nil {
+		return err
 	}
-	const header = unix.SizeofNlMsghdr + 4 // with a struct nfgenmsg or an error
-	switch {
-	case err != nil:
-		return nil, err
-	case len(buf) < header:
-		return nil, unix.EBADMSG
-	case binary.NativeEndian.Uint16(buf[4:]) == unix.NLMSG_ERROR:
-		return nil, unix.Errno(-int32(binary.NativeEndian.Uint32(buf[unix.SizeofNlMsghdr:])))
+	for h, data := range sock.Messages(buf[:n]) {
+		if h.Type == unix.NLMSG_ERROR && len(data) >= 4 {
+			return refused(data)
+		}
+		if h.Type == MsgNew {
+			e.Parse(data) // also one without ports
+			return nil
+		}
 	}
-	return buf[header:], nil
+	return unix.EBADMSG
 }
 
 // UpdateOf is a request that sets attributes of the entry that has the tuple, in either direction.

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"slices"
 
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/sock"
 	"golang.org/x/sys/unix"
 )
 
@@ -101,8 +102,8 @@ func (b *Batch) end() {
 // Written returns what the batch adds to a table, as if it had been read, and the elements by set. They share its memory.
 func (b *Batch) Written() (t Contents, elements map[string][]Element) {
 	elements = map[string][]Element{}
-	for h, payload := range messages(b.Wire()) {
-		switch body := payload[nfgenHeaderLen:]; h.typ &^ (uint16(unix.NFNL_SUBSYS_NFTABLES) << 8) {
+	for h, payload := range sock.Messages(b.Wire()) {
+		switch body := payload[nfgenHeaderLen:]; h.Type &^ (uint16(unix.NFNL_SUBSYS_NFTABLES) << 8) {
 		case unix.NFT_MSG_NEWCHAIN:
 			t.Chains = append(t.Chains, chainInfo(body))
 		case unix.NFT_MSG_NEWSET:

@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"iter"
 	"slices"
 	"sync"
 	"syscall"
@@ -139,7 +138,7 @@ func (c *Conn) transact(generation uint32, commit bool, batches []*Batch) error 
 	var failed *BatchError
 	done, last := false, false // answers are in the order of messages: nothing follows that of the last one
 	for !last {
-		n, err := c.receive(false)
+		n, err := sock.Receive(c.raw, c.rbuf, false)
 		if errors.Is(err, unix.EAGAIN) {
 			break
 		}
@@ -150,17 +149,17 @@ func (c *Conn) transact(generation uint32, commit bool, batches []*Batch) error 
 			c.unread = true
 			return fmt.Errorf("reading the kernel's answer to a batch: %w", err)
 		}
-		for h, payload := range messages(c.rbuf[:n]) {
-			if h.typ != unix.NLMSG_ERROR {
+		for h, payload := range sock.Messages(c.rbuf[:n]) {
+			if h.Type != unix.NLMSG_ERROR {
 				continue
 			}
 			e := parseError(h, payload)
-			last = last || h.seq == c.seq
+			last = last || h.Sequence == c.seq
 			switch {
 			case e.errno == 0:
-				done = done || h.seq == c.seq
+				done = done || h.Sequence == c.seq
 			case failed == nil:
-				failed = failure(batches, int(h.seq-first), e)
+				failed = failure(batches, int(h.Sequence-first), e)
 			}
 		}
 	}
@@ -215,7 +214,7 @@ func (c *Conn) transaction(generation uint32, batches []*Batch) (wire [][]byte, 
 // drain discards the remaining answers of an aborted exchange.
 func (c *Conn) drain() {
 	for c.unread {
-		_, err := c.receive(false)
+		_, err := sock.Receive(c.raw, c.rbuf, false)
 		c.unread = err == nil || errors.Is(err, unix.ENOBUFS)
 	}
 }
@@ -232,44 +231,6 @@ func (c *Conn) send(parts ...[]byte) error {
 		}
 	})
 	return errors.Join(err, sent)
-}
-
-// receive reads one datagram into rbuf. If it may not wait and there is none, the error is EAGAIN.
-func (c *Conn) receive(wait bool) (n int, err error) {
-	var got error
-	err = c.raw.Read(func(fd uintptr) bool {
-		for {
-			n, got = unix.Read(int(fd), c.rbuf) // the socket does not block
-			if got != unix.EINTR {
-				break
-			}
-		}
-		return !wait || got != unix.EAGAIN
-	})
-	return n, errors.Join(err, got)
-}
-
-// header has the used fields of struct nlmsghdr.
-type header struct {
-	typ, flags uint16
-	seq        uint32
-}
-
-// messages walks the messages of one datagram.
-func messages(b []byte) iter.Seq2[header, []byte] {
-	return func(yield func(header, []byte) bool) {
-		for len(b) >= nlmsgHeaderLen {
-			n := int(binary.NativeEndian.Uint32(b))
-			if n < nlmsgHeaderLen || n > len(b) {
-				return
-			}
-			h := header{binary.NativeEndian.Uint16(b[4:]), binary.NativeEndian.Uint16(b[6:]), binary.NativeEndian.Uint32(b[8:])}
-			if !yield(h, b[nlmsgHeaderLen:n]) {
-				return
-			}
-			b = b[min(align(n), len(b)):]
-		}
-	}
 }
 
 // Commits counts the transactions of connections to one network namespace, so that these can

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/sock"
 	"golang.org/x/sys/unix"
 )
 
@@ -229,19 +230,19 @@ func (c *Conn) request(msg, flags uint16, family uint8, body attrs, visit func([
 	var failed error
 	generation := -1 // its lower 16 bits, from the messages of a dump
 	for done := false; !done; {
-		n, err := c.receive(true)
+		n, err := sock.Receive(c.raw, c.rbuf, true)
 		if err != nil {
 			c.unread = true
 			return fmt.Errorf("netlink answer: %w", err)
 		}
-		for h, payload := range messages(c.rbuf[:n]) {
-			if h.seq != c.seq {
+		for h, payload := range sock.Messages(c.rbuf[:n]) {
+			if h.Sequence != c.seq {
 				continue // of an aborted exchange
 			}
-			if h.flags&unix.NLM_F_DUMP_INTR != 0 {
+			if h.Flags&unix.NLM_F_DUMP_INTR != 0 {
 				failed = ErrInterrupted
 			}
-			switch h.typ {
+			switch h.Type {
 			case unix.NLMSG_DONE, unix.NLMSG_ERROR:
 				done = true
 				if e := parseError(h, payload); e.errno != 0 {

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/sock"
 	"golang.org/x/sys/unix"
 )
 
@@ -74,14 +75,14 @@ type kernelError struct {
 // (NLM_F_ACK_TLVS).
 const nlmsgAckTLVs = 0x200
 
-func parseError(h header, payload []byte) kernelError {
+func parseError(h sock.Header, payload []byte) kernelError {
 	var e kernelError
 	if len(payload) < 4 {
 		return e
 	}
 	e.errno = unix.Errno(-int32(binary.NativeEndian.Uint32(payload)))
 	const fixed = 4 + nlmsgHeaderLen // the error and the request's header, without the rest because of NETLINK_CAP_ACK
-	if h.flags&nlmsgAckTLVs != 0 && len(payload) > fixed {
+	if h.Flags&nlmsgAckTLVs != 0 && len(payload) > fixed {
 		e.message = cString(Attr(payload[fixed:], unix.NLMSGERR_ATTR_MSG))
 		if v := Attr(payload[fixed:], unix.NLMSGERR_ATTR_OFFS); len(v) >= 4 {
 			e.offset = int(binary.NativeEndian.Uint32(v))

@@ -5,6 +5,8 @@ package nfnl
 import (
 	"encoding/binary"
 	"testing"
+
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/sock"
 )
 
 // FuzzAnswers: no answer of the kernel, however odd, ends the process.
@@ -17,7 +19,7 @@ func FuzzAnswers(f *testing.F) {
 	f.Add(binary.NativeEndian.AppendUint32(nil, 1<<31))
 	f.Add([]byte{3, 0, 1, 0})
 	f.Fuzz(func(t *testing.T, answer []byte) {
-		for h, payload := range messages(answer) {
+		for h, payload := range sock.Messages(answer) {
 			parseError(h, payload)
 			for _, body := range Attributes(payload) {
 				for _, element := range Attributes(body) {

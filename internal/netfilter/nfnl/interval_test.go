@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"testing"
 
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/sock"
 	"golang.org/x/sys/unix"
 )
 
@@ -23,7 +24,7 @@ func TestIntervalsAreWhole(t *testing.T) {
 			b.AddInterval(table, set, first, last)
 		}
 		n := 0
-		for _, payload := range messages(b.Wire()) {
+		for _, payload := range sock.Messages(b.Wire()) {
 			n++
 			list := Attr(payload[nfgenHeaderLen:], unix.NFTA_SET_ELEM_LIST_ELEMENTS)
 			if Attr(Attr(list, unix.NFTA_LIST_ELEM), unix.NFTA_SET_ELEM_FLAGS) == nil {

@@ -5,8 +5,10 @@ package sock
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"iter"
 	"syscall"
 	"time"
 
@@ -53,6 +55,49 @@ func Drain(raw syscall.RawConn) (some bool, err error) {
 		}
 	})
 	return some, err
+}
+
+// Receive reads one datagram. If it may not wait and there is none, the error is EAGAIN.
+func Receive(raw syscall.RawConn, buffer []byte, wait bool) (n int, err error) {
+	var got error
+	err = raw.Read(func(fd uintptr) bool {
+		for {
+			n, got = unix.Read(int(fd), buffer) // the socket does not block
+			if got != unix.EINTR {
+				break
+			}
+		}
+		return !wait || got != unix.EAGAIN
+	})
+	return n, errors.Join(err, got)
+}
+
+// Header has the used fields of struct nlmsghdr.
+type Header struct {
+	Type, Flags uint16
+	Sequence    uint32
+}
+
+// Messages walks the messages of one datagram, with their data. One that is truncated, of which the kernel sends none,
+// is the last, and has the zero Header.
+func Messages(b []byte) iter.Seq2[Header, []byte] {
+	return func(yield func(Header, []byte) bool) {
+		for len(b) > 0 {
+			n := 0
+			if len(b) >= unix.NLMSG_HDRLEN {
+				n = int(binary.NativeEndian.Uint32(b))
+			}
+			if n < unix.NLMSG_HDRLEN || n > len(b) {
+				yield(Header{}, nil)
+				return
+			}
+			h := Header{binary.NativeEndian.Uint16(b[4:]), binary.NativeEndian.Uint16(b[6:]), binary.NativeEndian.Uint32(b[8:])}
+			if !yield(h, b[unix.NLMSG_HDRLEN:n]) {
+				return
+			}
+			b = b[min((n+unix.NLMSG_ALIGNTO-1)&^(unix.NLMSG_ALIGNTO-1), len(b)):]
+		}
+	}
 }
 
 // Commit sends a change to the kernel, which send does by one system call or one command. Tests replace Commit to make

@@ -25,7 +25,6 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/firewall"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ctnetlink"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -569,7 +568,7 @@ func (t *tracer) translation() (text string, answered bool) {
 		return fmt.Sprintf("The entry could not be read: %v.", err), false
 	}
 	defer c.Close()
-	b, err := c.Get(t.ctx, ctnetlink.Tuple{Protocol: uint8(t.protocol), Src: t.src, Dst: t.dst})
+	e, err := c.Get(t.ctx, ctnetlink.Tuple{Protocol: uint8(t.protocol), Src: t.src, Dst: t.dst})
 	if errors.Is(err, unix.ENOENT) && slices.ContainsFunc(t.messages, func(m message) bool { return m.reply }) {
 		return "The connection has no entry any more, as it was refused.", false
 	} else if errors.Is(err, unix.ENOENT) {
@@ -577,20 +576,19 @@ func (t *tracer) translation() (text string, answered bool) {
 	} else if err != nil {
 		return fmt.Sprintf("The entry could not be read: %v.", err), false
 	}
-	reply, _ := ctnetlink.ParseTuple(nfnl.Attr(b, nl.CTA_TUPLE_REPLY))
-	if answered = nfnl.Num(b, nl.CTA_STATUS)&ctnetlink.StatusSeenReply != 0; answered {
+	if answered = e.Status&ctnetlink.StatusSeenReply != 0; answered {
 		text = "A reply was seen."
 	} else {
 		text = "No reply was seen."
 	}
-	if reply.Src == t.dst {
+	if e.Reply.Src == t.dst {
 		return fmt.Sprintf("The destination %s is not translated. %s", t.dst, text), answered
 	}
 	seen := "with the client's address"
-	if reply.Dst != t.src {
-		seen = "masqueraded as " + reply.Dst.String()
+	if e.Reply.Dst != t.src {
+		seen = "masqueraded as " + e.Reply.Dst.String()
 	}
-	return fmt.Sprintf("%s is translated to endpoint %s, %s. %s", t.dst, reply.Src, seen, text), answered
+	return fmt.Sprintf("%s is translated to endpoint %s, %s. %s", t.dst, e.Reply.Src, seen, text), answered
 }
 
 // answer adds the result of the probe, or of the awaited connection.
