@@ -254,9 +254,9 @@ func (s *slipstream) memory() error {
 }
 
 func (s *slipstream) verify() error {
-	d, err := dataplane.Compare(context.Background(), s.backend.(dataplane.Reader), dataplane.ContentOf(&s.state.Full().Change))
-	if err == nil && d != "" {
-		err = fmt.Errorf("the kernel does not have the desired content: %.300s", d)
+	v, err := dataplane.Verify(context.Background(), s.backend.(dataplane.Reader), &s.state.Full().Change)
+	if err == nil && len(v.Differences) > 0 {
+		err = fmt.Errorf("the kernel does not have the desired content: %.300s", v)
 	}
 	return err
 }

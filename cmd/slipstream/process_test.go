@@ -288,7 +288,14 @@ func (s *site) hasManifests() {
 	}
 	b := s.kernel()
 	defer b.Close()
-	diff, err := dataplane.Compare(s.t.Context(), b, dataplane.ContentOf(&state.Full().Change))
+	want := dataplane.ContentOf(&state.Full().Change)
+	diff, err := dataplane.Lasting(s.t.Context(), func() (string, error) {
+		got, err := b.Read(s.t.Context())
+		if err != nil {
+			return "", err
+		}
+		return dataplane.Difference(want, got), nil
+	})
 	if err != nil || diff != "" {
 		s.t.Fatalf("the kernel differs from the manifests: %v\n%s", err, diff)
 	}

@@ -236,22 +236,10 @@ func (c Choice) settle(want Choice, refuses func(desired.Backend) bool) Choice {
 	return want
 }
 
-// Compare reads the content from the kernel and returns its Difference from want. It
-// ignores differences that do not last: for some milliseconds after many elements were
-// added or deleted, while the kernel resizes a hash table in the background, its dump of a
-// set can lack elements (Linux up to at least 6.18).
-func Compare(ctx context.Context, r Reader, want *Content) (string, error) {
-	return Lasting(ctx, func() (string, error) {
-		got, err := r.Read(ctx)
-		if err != nil {
-			return "", err
-		}
-		return Difference(want, got), nil
-	})
-}
-
 // Lasting compares until there is no difference, three times at least and for about a second, and
-// returns the last difference. It stops at the first error, unless it is ErrInterrupted.
+// returns the last difference. It stops at the first error, unless it is ErrInterrupted. Some differences do
+// not last: for some milliseconds after many elements were added or deleted, while the kernel resizes a hash
+// table in the background, its dump of a set can lack elements (Linux up to at least 6.18).
 func Lasting(ctx context.Context, compare func() (difference string, err error)) (string, error) {
 	const tries, pause = 3, 50 * time.Millisecond
 	end := time.Now().Add(time.Second)
@@ -286,7 +274,7 @@ type Differing struct {
 	Text string // the line without its prefix
 }
 
-// Differings parses the result of Difference or Compare. full describes the desired
+// Differings parses the result of Difference. full describes the desired
 // content.
 func Differings(difference string, full *desired.Change) (all []Differing) {
 	if difference == "" {

@@ -18,7 +18,7 @@ type Verified struct {
 }
 
 // Look reads the kernel once, and compares its content, chains and rules with a full description.
-// The kernel may be changing meanwhile (see Compare).
+// The kernel may be changing meanwhile (see Lasting).
 func Look(ctx context.Context, r Reader, full *desired.Change) (v Verified, err error) {
 	got, err := r.Read(ctx)
 	if err != nil {
