@@ -243,7 +243,7 @@ func TestClean(t *testing.T) {
 						strings.Join(got, "\n"), strings.Join(after, "\n"))
 				}
 				most, dumps := test.entries, test.dumps
-				if test.ipv6 > 0 && !tab.able[ipv6].addresses {
+				if test.ipv6 > 0 && !tab.able[ipv6] {
 					most += 4 // all that there are in the town, of a protocol
 					if test.name == bothInBoth && !unfiltered {
 						dumps++ // without addresses, they have nothing in common there either
@@ -499,7 +499,7 @@ func TestRefusedFilter(t *testing.T) {
 	tab := newTable(t)
 	tab.add(flowOf("udp 10.0.0.1:1001 10.96.0.10:53 10.244.1.5:53"))
 	s := plan([]desired.StaleFlows{stale("10.96.0.10:53", "10.244.1.5:53")})[0]
-	attributes, err := s.filter.attributes(s.family, abilities{true, true})
+	attributes, err := s.filter.attributes(s.family, true)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -26,7 +26,7 @@ type Conn struct {
 	Observe func(f desired.Family, took time.Duration, deleted int)
 
 	conn *ctnetlink.Conn
-	able map[family]abilities
+	able map[family]bool // whether the kernel compares addresses, see probe
 
 	unfiltered bool // for tests: as on a kernel without filters
 }
@@ -34,7 +34,7 @@ type Conn struct {
 // New opens a Conn, see [ctnetlink.Dial].
 func New(netns int) (*Conn, error) {
 	conn, err := ctnetlink.Dial(netns)
-	return &Conn{conn: conn, able: map[family]abilities{}}, err
+	return &Conn{conn: conn, able: map[family]bool{}}, err
 }
 
 // Close closes the socket.
@@ -152,9 +152,9 @@ func Destinations(ctx context.Context) (all []desired.FrontendKey, err error) {
 
 // findFiltered calls visit with the entries that match the filter.
 func (c *Conn) findFiltered(ctx context.Context, s *search, stats *Stats, visit func(data []byte)) error {
-	able := c.abilities(ctx, s.family)
-	for _, f := range s.filter.parts(able) {
-		attributes, err := f.attributes(s.family, able)
+	addresses := c.addresses(ctx, s.family)
+	for _, f := range s.filter.parts(addresses) {
+		attributes, err := f.attributes(s.family, addresses)
 		if err != nil {
 			return fmt.Errorf("filter: %w", err)
 		}
@@ -166,16 +166,16 @@ func (c *Conn) findFiltered(ctx context.Context, s *search, stats *Stats, visit 
 	return nil
 }
 
-// abilities returns the kernel's abilities in a family, which it probes at the first use. If
-// that fails, it assumes none, and the next call probes again.
-func (c *Conn) abilities(ctx context.Context, f family) abilities {
+// addresses reports whether the kernel compares addresses in a family, which it probes at the first
+// use. If that fails, it assumes that it does not, and the next call probes again.
+func (c *Conn) addresses(ctx context.Context, f family) bool {
 	able, known := c.able[f]
 	if known {
 		return able
 	}
 	able, err := c.probe(ctx, f)
 	if err != nil {
-		return abilities{}
+		return false
 	}
 	c.able[f] = able
 	return able

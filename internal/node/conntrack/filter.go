@@ -18,7 +18,7 @@ import (
 type filter struct {
 	protocols   []desired.Protocol
 	to, replies common
-	unanswered  bool // no packet of the other direction was seen; ignored before Linux 5.15
+	unanswered  bool // no packet of the other direction was seen
 }
 
 func (f *filter) addProtocol(p desired.Protocol) {
@@ -57,8 +57,8 @@ func (c *common) flags(address, port uint32) (flags uint32) {
 
 // parts returns equivalent filters: one, or if it would match everything, one for each
 // protocol.
-func (f *filter) parts(able abilities) (all []filter) {
-	if original, reply := f.flags(able); original|reply != 0 {
+func (f *filter) parts(addresses bool) (all []filter) {
+	if original, reply := f.flags(addresses); original|reply != 0 {
 		return []filter{*f}
 	}
 	for _, p := range f.protocols {
@@ -69,7 +69,7 @@ func (f *filter) parts(able abilities) (all []filter) {
 
 // flags returns which parts of the two tuples the kernel is to compare, without those that
 // it compares wrong.
-func (f *filter) flags(able abilities) (original, reply uint32) {
+func (f *filter) flags(addresses bool) (original, reply uint32) {
 	original = f.to.flags(ctnetlink.FilterIPDst, ctnetlink.FilterDstPort) | ctnetlink.FilterProto
 	reply = f.replies.flags(ctnetlink.FilterIPSrc, ctnetlink.FilterSrcPort)
 	if reply != 0 {
@@ -80,19 +80,16 @@ func (f *filter) flags(able abilities) (original, reply uint32) {
 		original &^= ofProtocol
 		reply &^= ofProtocol
 	}
-	if !able.addresses {
+	if !addresses {
 		original &^= ctnetlink.FilterIPDst
 		reply &^= ctnetlink.FilterIPSrc
-	}
-	if !able.replies {
-		reply = 0
 	}
 	return original, reply
 }
 
 // attributes encodes the filter: two tuples, and flags for the parts to compare.
-func (f *filter) attributes(family family, able abilities) ([]byte, error) {
-	original, reply := f.flags(able)
+func (f *filter) attributes(family family, addresses bool) ([]byte, error) {
+	original, reply := f.flags(addresses)
 	a := netlink.NewAttributeEncoder()
 	protocol := uint8(f.protocols[0])
 	ctnetlink.Tuple{Protocol: protocol, Dst: f.to.or(family)}.Encode(a, nl.CTA_TUPLE_ORIG)

@@ -17,17 +17,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// abilities are the parts of a filter that the kernel compares correctly in one family.
-//
-// A kernel without filters reports more entries than requested, which is harmless. But some
-// kernels report fewer. From Linux 5.8 to 5.15.14 they parse only those parts of the reply's
-// tuple that are flagged in the original one, and compare the rest with zeros. And from 5.8
-// on they negate the comparison of IPv6 addresses: 6.12.117 has the fix, 6.18.44 does not.
-type abilities struct {
-	addresses bool // it compares addresses
-	replies   bool // it compares the reply's tuple
-}
-
 // The probe's entry is between unused addresses: the IPv4 dummy address (RFC 7600), and one
 // of the discard-only prefix (RFC 6666). The destination's port is that of the discard
 // protocol.
@@ -41,8 +30,13 @@ const (
 	probeTimeout = 60 // seconds, if the entry is not deleted
 )
 
-// probe determines the kernel's abilities by requesting an entry that it creates.
-func (c *Conn) probe(ctx context.Context, f family) (able abilities, err error) {
+// probe determines whether the kernel compares the addresses of a filter correctly in a family, by
+// requesting an entry that it creates.
+//
+// A kernel without filters reports more entries than requested, which is harmless. But some
+// kernels report fewer, because they negate the comparison of IPv6 addresses: 6.12.117 has the
+// fix, 6.18.44 does not.
+func (c *Conn) probe(ctx context.Context, f family) (addresses bool, err error) {
 	to := netip.AddrPortFrom(probeAddress[f], probePort)
 	from := netip.AddrPortFrom(probeAddress[f], uint16(1024+rand.IntN(60_000)))
 	there := ctnetlink.Tuple{Protocol: uint8(desired.UDP), Src: from, Dst: to}
@@ -52,7 +46,7 @@ func (c *Conn) probe(ctx context.Context, f family) (able abilities, err error) 
 		back.Encode(a, nl.CTA_TUPLE_REPLY)
 		a.Bytes(nl.CTA_TIMEOUT, binary.BigEndian.AppendUint32(nil, probeTimeout))
 	}); err != nil {
-		return able, fmt.Errorf("creating an entry to probe filters: %w", err)
+		return false, fmt.Errorf("creating an entry to probe filters: %w", err)
 	}
 	defer func() {
 		e := c.ask(ctx, ctnetlink.MsgDelete, 0, f, func(a *netlink.AttributeEncoder) {
@@ -62,28 +56,19 @@ func (c *Conn) probe(ctx context.Context, f family) (able abilities, err error) 
 			err = errors.Join(err, fmt.Errorf("deleting the entry to probe filters: %w", e))
 		}
 	}()
-	finds := func(filter filter, able abilities) (found bool) {
-		attributes, e := filter.attributes(f, able)
-		if e == nil {
-			var seen entry
-			e = c.conn.Dump(ctx, uint8(f), attributes, func(data []byte) {
-				found = found || seen.parse(data) && seen.destination == to && seen.replies == to
-			})
-		}
-		if e != nil && !refused(e) {
-			err = errors.Join(err, e)
-		}
-		return found
-	}
-	var byAddress, byReply filter
-	byAddress.addProtocol(desired.UDP)
+	byAddress := filter{protocols: []desired.Protocol{desired.UDP}}
 	byAddress.to.add(to)
-	byReply.addProtocol(desired.UDP)
-	byReply.replies.add(to)
-	byReply.replies.addressDiffers = true
-	able.addresses = finds(byAddress, abilities{addresses: true})
-	able.replies = finds(byReply, abilities{replies: true})
-	return able, err
+	attributes, err := byAddress.attributes(f, true)
+	if err == nil {
+		var seen entry
+		err = c.conn.Dump(ctx, uint8(f), attributes, func(data []byte) {
+			addresses = addresses || seen.parse(data) && seen.destination == to && seen.replies == to
+		})
+	}
+	if refused(err) {
+		err = nil
+	}
+	return addresses, err
 }
 
 // ask sends one request and waits for its acknowledgement.

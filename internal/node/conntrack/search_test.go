@@ -157,7 +157,7 @@ func FuzzEntry(f *testing.F) {
 	to := netip.MustParseAddrPort("10.96.0.10:53")
 	seed := filter{protocols: []desired.Protocol{desired.UDP}}
 	seed.to.add(to)
-	a, err := seed.attributes(ipv4, abilities{true, true})
+	a, err := seed.attributes(ipv4, true)
 	if err != nil {
 		f.Fatal(err)
 	}
