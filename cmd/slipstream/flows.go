@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
-	"slices"
 	"strings"
 	"time"
 
@@ -59,7 +58,6 @@ func showFlows(ctx context.Context, out io.Writer, o *flowsOptions) (err error) 
 		if err != nil {
 			return err
 		}
-		slices.SortFunc(all, func(a, b flows.Flow) int { return a.Compare(&b) })
 		l := flows.Listing{At: time.Now(), Flows: all, Services: services}
 		switch {
 		case o.output == "json":

@@ -245,12 +245,12 @@ func (c *Counter) readTable(ctx context.Context) error {
 		return err
 	}
 	err = c.table.Dump(ctx, unix.AF_UNSPEC, attributes, func(data []byte) {
-		if e, ok := parse(data); ok && e.translated && !e.ended {
-			x, known := former[e.id]
-			if !known || x.key != e.backend || x.frontend != e.frontend {
-				x = connection{e.backend, e.frontend, true, c.now, ""}
+		if e, id, x, ok := c.parse(data); ok && e.Status&ctnetlink.StatusDNAT != 0 && !ended(&e) {
+			x.early = true
+			if known := former[id]; known.key == x.key && known.frontend == x.frontend {
+				x = known
 			}
-			c.begin(x, e.id)
+			c.begin(x, id)
 		}
 	})
 	if err != nil {
@@ -270,24 +270,25 @@ func (c *Counter) readEvents() error {
 // event processes a message.
 func (c *Counter) event(b []byte) {
 	typ, flags := binary.NativeEndian.Uint16(b[4:]), binary.NativeEndian.Uint16(b[6:])
-	e, ok := parse(b[unix.NLMSG_HDRLEN:])
+	e, id, x, ok := c.parse(b[unix.NLMSG_HDRLEN:])
+	answered := e.Status&ctnetlink.StatusSeenReply != 0 // the backend has sent a packet
 	switch {
 	case !ok:
-	case typ == ctnetlink.MsgDelete || e.ended:
-		if c.waiting[e.id] && (typ == ctnetlink.MsgDelete || e.answered) { // a reset deletes the entry
-			c.fail(e.id)
+	case typ == ctnetlink.MsgDelete || ended(&e):
+		if c.waiting[id] && (typ == ctnetlink.MsgDelete || answered) { // a reset deletes the entry
+			c.fail(id)
 		}
-		c.end(e.id, e.answered && !e.reset)
+		c.end(id, answered && e.TCPState != reset)
 	case flags&unix.NLM_F_CREATE != 0:
-		x := connection{e.backend, e.frontend, false, c.now, c.watch(key{e.backend.Protocol, e.frontend}.destination(), e.backend.Backend)}
-		if t := c.begin(x, e.id); t != nil {
+		x.namespace = c.watch(key{x.Protocol, x.frontend}.destination(), x.Backend)
+		if t := c.begin(x, id); t != nil {
 			t.Begun++
 			if x.namespace != "" {
-				c.waiting[e.id] = true
+				c.waiting[id] = true
 			}
 		}
-	case e.state == synRecv:
-		c.answer(e.id)
+	case e.TCPState == synRecv:
+		c.answer(id)
 	}
 }
 
@@ -334,18 +335,6 @@ func (c *Counter) count(x connection, n int) *tally {
 	return t
 }
 
-// entry is what an event or a dump says of a connection.
-type entry struct {
-	id         uint32
-	backend    key
-	frontend   desired.Backend
-	translated bool
-	answered   bool // the backend has sent a packet
-	ended      bool // one end has closed or reset it
-	state      uint8
-	reset      bool
-}
-
 // TCP states of conntrack (enum tcp_conntrack): the first one after an end has closed a
 // connection, and the one after a reset. finWait to reset are all states of ended connections.
 const (
@@ -356,15 +345,14 @@ const (
 	reset    = 8
 )
 
-func parse(data []byte) (e entry, ok bool) {
-	var x ctnetlink.Entry
-	if !x.Parse(data) || x.ID == nil {
-		return e, false
+// ended reports whether one end has closed or reset a connection.
+func ended(e *ctnetlink.Entry) bool { return e.TCPState >= finWait && e.TCPState <= reset }
+
+// parse returns what an event or a dump says of a connection, and the connection as one that begins.
+func (c *Counter) parse(data []byte) (e ctnetlink.Entry, id uint32, x connection, ok bool) {
+	if !e.Parse(data) || e.ID == nil {
+		return e, 0, x, false
 	}
-	return entry{
-		id: binary.NativeEndian.Uint32(x.ID), backend: key{desired.Protocol(x.Reply.Protocol), desired.NewBackend(x.Reply.Src)},
-		frontend: desired.NewBackend(x.Original.Dst), translated: x.Status&ctnetlink.StatusDNAT != 0,
-		answered: x.Status&ctnetlink.StatusSeenReply != 0,
-		ended:    x.TCPState >= finWait && x.TCPState <= reset, state: x.TCPState, reset: x.TCPState == reset,
-	}, true
+	backend := key{desired.Protocol(e.Reply.Protocol), desired.NewBackend(e.Reply.Src)}
+	return e, binary.NativeEndian.Uint32(e.ID), connection{key: backend, frontend: desired.NewBackend(e.Original.Dst), begun: c.now}, true
 }
