@@ -62,9 +62,12 @@ func (x *explainer) path(all []desired.Candidate) {
 		}
 	}
 	var hops []hop
-	before := len(x.Steps)
+	before, arriving := len(x.Steps), in
+	if slices.ContainsFunc(x.Steps, func(s Step) bool { return s.Cause == ReversePath }) {
+		arriving = "" // the kernel's answer would be that again; since Linux 6.13 it does not say so
+	}
 	for _, c := range all[:min(len(all), maxEndpoints)] {
-		if h, ok := x.hop(c, in, len(all) > 1); ok {
+		if h, ok := x.hop(c, arriving, len(all) > 1); ok {
 			hops = append(hops, h)
 		}
 	}
