@@ -363,6 +363,7 @@ var situations = []situation{
 	{name: "unreachable route", manifest: web(0), node: "ip route del 10.244.1.10; ip route add unreachable 10.244.1.10", undo: "ip route del unreachable 10.244.1.10; ip route add 10.244.1.10 dev LINK src 192.168.100.11", want: see.NoRoute},
 	{name: "unreachable route to one endpoint", node: "ip route del 10.244.1.10; ip route add blackhole 10.244.1.10", undo: "ip route del blackhole 10.244.1.10; ip route add 10.244.1.10 dev LINK src 192.168.100.11", want: see.NoRoute, possible: true, text: "to endpoint 10.244.1.10: its route is a blackhole."},
 	{name: "missing route", manifest: web(0), node: "ip route del 10.244.1.10; ip route del default", undo: "ip route add default dev eth0; ip route add 10.244.1.10 dev LINK src 192.168.100.11", want: see.NoRoute, text: "network is unreachable"},
+	{name: "endpoint by the default route", manifest: web(0), node: "ip route del 10.244.1.10", undo: "ip route add 10.244.1.10 dev LINK src 192.168.100.11", text: "by the default route"},
 	{name: "node without a route to the ClusterIP", from: "node", node: "ip route del default", undo: "ip route add default dev eth0", want: see.NoRoute, text: "not even a default one"},
 	{name: "no neighbor", manifest: web(0), node: "ip neigh replace 10.244.1.10 dev LINK nud failed", undo: "ip neigh del 10.244.1.10 dev LINK", want: see.NoNeighbor},
 	{name: "reverse path", node: "echo 1 > /proc/sys/net/ipv4/conf/all/rp_filter; ip route replace 10.244.1.2 dev eth0",

@@ -95,7 +95,11 @@ func (v *View) Explain(ctx context.Context, q Question) (*Explanation, error) {
 		x.frontend()
 		x.programmed()
 		x.sources()
-		if chosen := x.pool(); len(chosen) > 0 {
+		var chosen []desired.Candidate
+		if x.decision.Allowed != desired.No {
+			chosen = x.pool()
+		}
+		if len(chosen) > 0 {
 			x.sockets()
 			x.masquerade(chosen)
 			x.Unchecked = []string{"whether endpoints listen", "what pods and other nodes drop", "rules of bridges and netdev, eBPF"}

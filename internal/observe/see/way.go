@@ -196,10 +196,21 @@ func (x *explainer) hop(c desired.Candidate, in string, several bool) (h hop, ok
 	if h.local {
 		x.step("Route", "", "Endpoint %s is on this node itself.", c.Addr())
 	} else {
+		if all, err := netlink.RouteGetWithOptions(c.Addr().AsSlice(), &netlink.RouteGetOptions{FIBMatch: true}); err == nil && len(all) > 0 && isDefault(all[0].Dst) {
+			via += ", by the default route"
+		}
 		x.step("Route", "", "Packets to endpoint %s leave on %s%s.", c.Addr(), h.out, via)
 		x.back(&h, in, several)
 	}
 	return h, true
+}
+
+func isDefault(to *net.IPNet) bool {
+	if to == nil {
+		return true
+	}
+	ones, _ := to.Mask.Size()
+	return ones == 0
 }
 
 // back examines the way of an endpoint's replies to a client that is not this node.

@@ -34,7 +34,8 @@ function duration(ns) {
   return `${Number((ns / size).toPrecision(3))} ${unit}`;
 }
 
-const time = (at) => new Date(at).toLocaleString();
+const clock = { hourCycle: "h23", timeZoneName: "short" };
+const time = (at) => new Date(at).toLocaleString([], clock);
 
 // Status
 
@@ -260,12 +261,12 @@ async function show() {
     if (signal.aborted) return;
     fresh.className = "";
     fresh.removeAttribute("role");
-    fresh.textContent = `as of ${new Date().toLocaleTimeString()}`;
+    fresh.textContent = `as of ${new Date().toLocaleTimeString([], clock)}`;
   } catch (err) {
     if (signal.aborted) return;
     fresh.className = "bad";
     fresh.setAttribute("role", "alert");
-    fresh.textContent = `${err.message} (${new Date().toLocaleTimeString()})`;
+    fresh.textContent = `${err.message} (${new Date().toLocaleTimeString([], clock)})`;
   }
   $("main").className = fresh.className && "stale";
   const period = shown === location.hash ? views[view].period : views[view].period && 2; // rates are known from the second answer on
