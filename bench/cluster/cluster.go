@@ -169,12 +169,17 @@ func (c *Cluster) Service(service int) *corev1.Service {
 
 // Slices are a Service's EndpointSlices of a family.
 func (c *Cluster) Slices(f Family, service int) (all []*discoveryv1.EndpointSlice) {
-	for n, pods := range c.pods(service) {
-		s := new(discoveryv1.EndpointSlice)
-		c.fillSlice(s, f, service, n, pods)
-		all = append(all, s)
+	for n := range c.pods(service) {
+		all = append(all, c.Slice(f, service, n))
 	}
 	return all
+}
+
+// Slice is one of them.
+func (c *Cluster) Slice(f Family, service, n int) *discoveryv1.EndpointSlice {
+	s := new(discoveryv1.EndpointSlice)
+	c.fillSlice(s, f, service, n, c.pods(service)[n])
+	return s
 }
 
 func (c *Cluster) setSlice(service, slice int, pods []int) (events []source.Event) {

@@ -62,7 +62,7 @@ func (m *measurement) churn(ctx context.Context) (err error) {
 func (m *measurement) replaced(lock *sync.Mutex, service int) (netip.Addr, *discoveryv1.EndpointSlice) {
 	lock.Lock()
 	defer lock.Unlock()
-	return m.replaceFirst(service), m.Slices(cluster.IPv4, service)[0]
+	return m.replaceFirst(service), m.Slice(cluster.IPv4, service, 0)
 }
 
 func (m *measurement) changeUnderChurn(ctx context.Context, lock *sync.Mutex, service int) error {

@@ -207,7 +207,7 @@ func (e *environment) delivered(ctx context.Context) error {
 // The slice has the annotation that the EndpointSlice controller writes and kube-proxy
 // reads.
 func (e *environment) writeFirst(ctx context.Context, service int) error {
-	return e.write(ctx, e.Slices(cluster.IPv4, service)[0])
+	return e.write(ctx, e.Slice(cluster.IPv4, service, 0))
 }
 
 func (e *environment) write(ctx context.Context, s *discoveryv1.EndpointSlice) error {

@@ -270,7 +270,7 @@ func (f *fleet) churn(ctx context.Context, w *fleetWatch, changes int) (pods []*
 		}
 		pod := w.await(cluster.IPv4.PodIP(f.Replace(service, slice, at)))
 		pods = append(pods, pod)
-		o := f.Slices(cluster.IPv4, service)[slice]
+		o := f.Slice(cluster.IPv4, service, slice)
 		before, done := last[o.Name], make(chan struct{})
 		last[o.Name] = done
 		writes.Go(func() error {
