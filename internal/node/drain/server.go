@@ -78,9 +78,11 @@ const (
 
 // Serve answers until ctx ends, or the listener fails.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
+	s.mu.Lock()
 	s.clients, s.pods, s.to = map[uint64]int{}, map[uint64]*pod{}, map[netip.Addr]*pod{}
+	s.mu.Unlock()
 	server := &http.Server{
-		Handler: http.HandlerFunc(s.answer), ReadHeaderTimeout: requestTime,
+		Handler: http.HandlerFunc(s.answer), ReadHeaderTimeout: requestTime, MaxHeaderBytes: 4096,
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, client{}, c) },
 	}
 	server.SetKeepAlivesEnabled(false)
