@@ -105,7 +105,7 @@ type listener struct {
 type client struct {
 	net.Conn
 	of     *Server
-	inode  uint64
+	inode  uint64 // 0 if no interface leads to the namespace
 	id     int
 	closed *sync.Once
 }
@@ -117,15 +117,14 @@ func (l listener) Accept() (net.Conn, error) {
 			return nil, err
 		}
 		inode, id, err := namespace(c)
-		counted := inode
 		if id < 0 {
-			counted = 0
+			inode = 0
 		}
 		l.mu.Lock()
-		if err != nil || l.clients[counted] == mostClients {
+		if err != nil || l.clients[inode] == mostClients {
 			c.Close()
 		} else {
-			l.clients[counted]++
+			l.clients[inode]++
 			c = client{c, l.Server, inode, id, new(sync.Once)}
 		}
 		l.mu.Unlock()
@@ -139,12 +138,8 @@ func (c client) Close() error {
 	c.closed.Do(func() {
 		c.of.mu.Lock()
 		defer c.of.mu.Unlock()
-		counted := c.inode
-		if c.id < 0 {
-			counted = 0
-		}
-		if c.of.clients[counted]--; c.of.clients[counted] == 0 {
-			delete(c.of.clients, counted)
+		if c.of.clients[c.inode]--; c.of.clients[c.inode] == 0 {
+			delete(c.of.clients, c.inode)
 		}
 	})
 	return c.Conn.Close()
