@@ -37,7 +37,7 @@ const (
 func beTrapped() error {
 	const notify, allow = 0xff, 0xfe // places to jump to
 	program := []unix.SockFilter{{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: nrOffset}}
-	for _, nr := range []uint32{unix.SYS_SENDTO, unix.SYS_SENDMSG, unix.SYS_SETSOCKOPT, unix.SYS_BPF, unix.SYS_EXECVE, unix.SYS_UNLINKAT, unix.SYS_MKDIRAT, unix.SYS_RENAMEAT} {
+	for _, nr := range []uint32{unix.SYS_SENDTO, unix.SYS_SENDMSG, unix.SYS_WRITEV, unix.SYS_SETSOCKOPT, unix.SYS_BPF, unix.SYS_EXECVE, unix.SYS_UNLINKAT, unix.SYS_MKDIRAT, unix.SYS_RENAMEAT} {
 		program = append(program, unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: nr, Jt: notify})
 	}
 	program = append(program,
@@ -223,6 +223,10 @@ func changed(n *notification) string {
 	case unix.SYS_SENDMSG:
 		vector := memory(n, n.args[1], 24) // of struct msghdr
 		if first := memory(n, word(vector, 16), 8); first != nil {
+			return message(n, word(first, 0))
+		}
+	case unix.SYS_WRITEV:
+		if first := memory(n, n.args[1], 8); first != nil {
 			return message(n, word(first, 0))
 		}
 	}

@@ -197,6 +197,12 @@ func (s *Server) wait(ctx context.Context, c client, least, quietTime, most time
 		result.Connections = p.connections - before
 		quiet, seen := waited >= max(least, quietTime) && time.Since(p.last) >= quietTime, p.seen
 		s.mu.Unlock()
+		if quiet {
+			// Silence says nothing if the kernel does not report.
+			if err := load.Ask(0); err != nil {
+				return Result{Blind: err.Error()}, nil
+			}
+		}
 		if quiet && !seen && !looked {
 			looked = true
 			if seen, err = s.tracked(ctx, p); err != nil {
@@ -205,10 +211,6 @@ func (s *Server) wait(ctx context.Context, c client, least, quietTime, most time
 		}
 		switch {
 		case quiet && seen:
-			// Silence says nothing if the kernel has ceased to report.
-			if err := load.Ask(0); err != nil {
-				return Result{Blind: err.Error()}, nil
-			}
 			result.Quiet = true
 			return result, nil
 		case waited >= most && !seen:
