@@ -44,7 +44,7 @@ func (r refusals) note(s *step, err error) bool {
 	switch {
 	case r.has(s.key, s.to):
 		return true
-	case s.service == desired.ServicePort{}, isOf(unix.EPERM, unix.ENOMEM, unix.EEXIST, unix.ESRCH, unix.ENODEV):
+	case s.service == desired.ServicePort{}, isOf(unix.EPERM, unix.ENOMEM, unix.ENOBUFS, unix.EEXIST, unix.ESRCH, unix.ENODEV):
 		return false
 	case s.to.IsValid() && isOf(unix.ENOENT): // of a virtual server, it is about the scheduler
 		return false
