@@ -150,11 +150,10 @@ bench-scale: deps build-bench ## Measure beside upstream kube-proxy on a real AP
 bench-rules: deps build-bench ## Count the rules that a new connection meets, ours and kube-proxy's in iptables mode, SERVICES=10,100,1000,10000, SAVE=file.json (root)
 	bin/bench rules $(if $(SERVICES),--services $(SERVICES)) $(if $(SAVE),--save $(abspath $(SAVE)))
 
-bench-ipvs: deps build-bench ## Measure IPVS mode beside kube-proxy's on the User Mode Linux kernel, SERVICES=10000, RUNS=1, RULES=10,100 (root)
+bench-ipvs: deps build-bench ## Measure IPVS mode beside kube-proxy's on the User Mode Linux kernel, SERVICES=10000, RUNS=1 (root)
 	cd test/cluster/oracle && $(GO) run ./build tools
 	$(UML) bin/bench sync --mode ipvs --services $(or $(SERVICES),10000) --endpoints 10 --runs $(or $(RUNS),1)
 	$(UML) bin/bench scale --subjects slipstream-ipvs,kube-proxy-ipvs --services $(or $(SERVICES),10000) --runs $(or $(RUNS),1) --calm 1m
-	$(UML) bin/bench rules --subjects slipstream-ipvs,kube-proxy-ipvs $(if $(RULES),--services $(RULES)) --calm 1m
 
 bench-balance: build-bench ## Measure schedulers on three nodes with a slow or failing endpoint, on the User Mode Linux kernel, ROUNDS=5, SAVE=file.json (root)
 	$(UML) bin/bench balance $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SAVE),--save $(abspath $(SAVE)))

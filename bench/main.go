@@ -165,9 +165,9 @@ outside: objects are written to the API server, and connections are made to Serv
 }, {
 	cobra.Command{
 		Use:   scale.Rules,
-		Short: "Count the rules that a new connection meets, beside kube-proxy",
+		Short: "Count the iptables rules that a new connection meets, beside kube-proxy",
 		Long: `Rules counts the rules that the kernel executes for a new connection, with more and more
-Services in a real API server, for proxies in any mode.`,
+Services in a real API server, for the iptables modes of both.`,
 		Example: `  bench rules --services 10,100,1000 --save result.json`,
 	},
 	func() bench.Benchmark { return scale.New(scale.Rules) },

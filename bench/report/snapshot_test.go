@@ -20,7 +20,7 @@ func TestSnapshot(t *testing.T) {
 	}
 	log := &strings.Builder{}
 	for want, spoil := range map[string]func(map[string]*record){
-		"rules, nftables: measured with FAST=1": func(all map[string]*record) { all["rules"].find("nftables").Fast = true },
+		"rules, iptables: measured with FAST=1": func(all map[string]*record) { all["rules"].find("iptables").Fast = true },
 		"part scale was not run":                func(all map[string]*record) { delete(all, "scale") },
 		"part scale, 10,000 Services, start: not measured: killed": func(all map[string]*record) {
 			s := all["scale"].find("services-10000")

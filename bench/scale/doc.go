@@ -46,8 +46,7 @@
 //	bench rules --services 10,100,1000,10000
 //
 // counts the rules that the kernel executes for a new connection, with more and more Services in
-// the same API server, for Slipstream's and kube-proxy's iptables modes, or the modes that
-// --subjects names (rules.go).
+// the same API server, for Slipstream's and kube-proxy's iptables modes (rules.go).
 //
 // # Latency
 //

@@ -90,11 +90,6 @@ type fleet struct {
 // endpoint of another of its slices; their latency begins with the API server's reply.
 func measureFleet(ctx context.Context, o *options, r *bench.Result, subjects []subject) (err error) {
 	r.Title = fmt.Sprintf("%d proxies on one kube-apiserver, %s Services x %d endpoints", o.Proxies, bench.Thousands(o.most()), o.Endpoints)
-	for _, k := range subjects {
-		if k.Mode() != "nftables" {
-			return fmt.Errorf("--subjects: %s: only nftables modes, as the kernel tells about changes of their rules", k.Kind)
-		}
-	}
 	e, err := newEnvironment(ctx, o, o.Proxies)
 	if err != nil {
 		return err

@@ -96,6 +96,17 @@ const (
 
 func (o *options) most() int { return o.Services[len(o.Services)-1] }
 
+// kinds are what a benchmark can measure: rules that have counters, or of whose changes the kernel tells.
+func (o *options) kinds() []proxies.Kind {
+	switch o.kind {
+	case Rules:
+		return []proxies.Kind{proxies.SlipstreamIPTables, proxies.KubeProxyIPTables}
+	case Fleet:
+		return []proxies.Kind{proxies.Slipstream, proxies.KubeProxyNFTables}
+	}
+	return proxies.AllKinds
+}
+
 // New returns one of the benchmarks by its name.
 func New(kind string) bench.Benchmark {
 	return &options{kind: kind, log: func(format string, args ...any) {
@@ -114,7 +125,7 @@ func (o *options) AddFlags(f *pflag.FlagSet) {
 		// The kernel frees rules of ten thousand Services for a while.
 		o.addChanges(f, 200, 0, 20*time.Second, 2*time.Minute)
 	case Rules:
-		services, subjects = []int{10, 100, 1000, 10_000}, []proxies.Kind{proxies.SlipstreamIPTables, proxies.KubeProxyIPTables}
+		services, subjects = []int{10, 100, 1000, 10_000}, o.kinds()
 		f.IntVar(&o.Sample, "sample", 100, "Services that are connected to, with each number of them")
 	case Latency:
 		services = []int{1, 10, 100, 1000, 10_000}
@@ -124,14 +135,14 @@ func (o *options) AddFlags(f *pflag.FlagSet) {
 		f.StringVar(&o.nginx, "nginx", "nginx", "the `program` that serves")
 		f.StringVar(&o.load, "load", bench.Beside("bench-load"), "the load generator, a `program`")
 	case Fleet:
-		services, subjects = []int{1000}, []proxies.Kind{proxies.Slipstream, proxies.KubeProxyNFTables}
+		services, subjects = []int{1000}, o.kinds()
 		f.IntVar(&o.Proxies, "proxies", 100, "proxies in a fleet")
 		f.IntVar(&o.Rollout, "rollout", 0, "endpoints of one more Service, in slices of 100, which are replaced at --rate during --churn-time, beside --churn others")
 		f.IntVar(&o.RolloutRate, "rate", 0, "endpoints of the --rollout that are replaced in each second, each by a write of its own")
 		o.addChanges(f, 20, 2, 10*time.Second, time.Minute)
 	}
 	f.IntSliceVar(&o.Services, "services", services, "Services in the cluster; rules and latency take several numbers, from few to many")
-	f.StringSliceVar(&o.Subjects, "subjects", names(subjects), "what to measure, of "+strings.Join(names(proxies.AllKinds), ", "))
+	f.StringSliceVar(&o.Subjects, "subjects", names(subjects), "what to measure, of "+strings.Join(names(o.kinds()), ", "))
 	f.IntVar(&o.Endpoints, "endpoints", 10, "endpoints of each Service")
 	f.DurationVar(&o.Timeout, "timeout", 10*time.Minute, "longest wait for one start, change or burst; a subject that needs longer is given up")
 	f.DurationVar(&o.calmLimit, "calm", 5*time.Minute, "how long to wait, at most, for a subject to be idle")
@@ -158,7 +169,7 @@ func (o *options) Validate(context.Context) error {
 		}
 		last = n
 	}
-	if err := bench.SomeOf("--subjects", o.Subjects, names(proxies.AllKinds)...); err != nil {
+	if err := bench.SomeOf("--subjects", o.Subjects, names(o.kinds())...); err != nil {
 		return err
 	}
 	if n := last * o.Endpoints; n > maxAllEndpoints {
@@ -222,7 +233,7 @@ func (o *options) Measure(ctx context.Context, r *bench.Result) (err error) {
 		return err
 	}
 	var subjects []subject
-	for _, k := range proxies.AllKinds { // ratios are to the first one that is chosen
+	for _, k := range o.kinds() { // ratios are to the first one that is chosen
 		if bench.OneOf("", string(k), o.Subjects...) != nil {
 			continue
 		}

@@ -11,7 +11,6 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/bench/bench"
 	"github.com/slipstream-proxy/slipstream/bench/cluster"
-	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
 	"github.com/slipstream-proxy/slipstream/test/kernel/rulewalk"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -43,13 +42,6 @@ func lastName(services int) string  { return fmt.Sprintf("rules_%d_last", servic
 // counters are read before and after each. Package rulewalk finds the packet's path through
 // all tables, PREROUTING to POSTROUTING: a rule was executed if the packet came to it,
 // whether it matched or not. The path must end where the kernel has sent the packet.
-//
-// In IPVS mode a virtual server leads to the pod, not a rule. The packet's path is then
-// PREROUTING, INPUT, where IPVS is, OUTPUT, POSTROUTING.
-//
-// Rules of nftables have no counters: those of the nftables modes, and of Slipstream in IPVS mode.
-// The kernel traces the packet's way. Of each chain on it, the rules up to the one by which the packet
-// left it are counted, and all rules if it came to the chain's end.
 func (m *measurement) countRules(ctx context.Context) (err error) {
 	n := m.filled
 	defer func() {
@@ -68,21 +60,13 @@ func (m *measurement) countRules(ctx context.Context) (err error) {
 		_, failed := m.pods.Run(context.WithoutCancel(ctx), "nft", "delete table ip silent")
 		err = errors.Join(err, failed)
 	}()
-	c := &counter{node: m.node, subject: m.subject}
-	connect := c.connect
-	if m.subject.Mode() == "nftables" || m.subject == proxies.SlipstreamIPVS {
-		t, failed := startTracer(ctx, m.node)
-		if failed != nil {
-			return failed
-		}
-		defer func() { err = errors.Join(err, t.events.Close()) }()
-		connect = t.connect
-	} else if c.now, err = c.dump(ctx); err != nil {
+	c := &counter{node: m.node}
+	if c.now, err = c.dump(ctx); err != nil {
 		return err
 	}
 	count := func(series string, services ...int) error {
 		for _, i := range services {
-			rules, err := connect(ctx, i)
+			rules, err := c.connect(ctx, i)
 			if err != nil {
 				return fmt.Errorf("to Service %s: %w", cluster.Name(i), err)
 			}
@@ -124,29 +108,22 @@ func (m *measurement) program(ctx context.Context) (err error) {
 }
 
 type counter struct {
-	node    *node
-	subject proxies.Kind
-	now     rulewalk.Dump
+	*node
+	now rulewalk.Dump
 }
 
 func (c *counter) dump(ctx context.Context) (rulewalk.Dump, error) {
-	text, err := c.node.Run(ctx, "iptables-save", "-c")
+	text, err := c.Run(ctx, "iptables-save", "-c")
 	if err != nil {
 		return nil, err
 	}
-	d, err := rulewalk.Parse(string(text))
-	if c.subject.Mode() == "ipvs" {
-		// IPVS is before these, and after it the connection is not new to NAT.
-		delete(d["nat"], "INPUT")
-		delete(d["nat"], "OUTPUT")
-	}
-	return d, err
+	return rulewalk.Parse(string(text))
 }
 
 // connect sends the first packet of a connection from the client to a Service, and returns
 // how many rules the node has executed for it.
 func (c *counter) connect(ctx context.Context, service int) (rules int, err error) {
-	sent, err := c.node.sendFirst(frontend(service))
+	sent, err := c.sendFirst(frontend(service))
 	if err != nil {
 		return 0, err
 	}
@@ -154,21 +131,11 @@ func (c *counter) connect(ctx context.Context, service int) (rules int, err erro
 	if c.now, err = c.dump(ctx); err != nil {
 		return 0, err
 	}
-	chains := []string{"PREROUTING", "FORWARD", "POSTROUTING"}
-	if c.subject.Mode() == "ipvs" {
-		chains = []string{"PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"}
+	walk, err := rulewalk.Follow(before, c.now, "PREROUTING", "FORWARD", "POSTROUTING")
+	if err == nil && walk.Destination != sent.String() {
+		err = fmt.Errorf("the rules say %q, but the packet was sent to %v", walk.Destination, sent)
 	}
-	walk, err := rulewalk.Follow(before, c.now, chains...)
-	if err != nil {
-		return 0, err
-	}
-	if c.subject.Mode() == "ipvs" {
-		return walk.Rules, nil
-	}
-	if walk.Destination != sent.String() {
-		return 0, fmt.Errorf("the rules say %q, but the packet was sent to %v", walk.Destination, sent)
-	}
-	return walk.Rules, nil
+	return walk.Rules, err
 }
 
 // sendFirst sends the first packet of a connection from the client, and no other one, and

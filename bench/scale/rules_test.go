@@ -6,7 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/slipstream-proxy/slipstream/bench/bench"
 	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
 	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 )
@@ -18,7 +17,11 @@ func TestRules(t *testing.T) {
 	for variant, feature := range map[string]kerneltest.Feature{legacyVariant: kerneltest.IPTablesLegacy, nftVariant: kerneltest.IPTablesNFT} {
 		t.Run(variant, func(t *testing.T) {
 			kerneltest.Require(t, feature, kerneltest.IPSet)
-			r := countFew(t, "--iptables", variant)
+			tidy(t)
+			r, err := run(t, Rules, "--services", "20,40", "--sample", "5", "--iptables", variant)
+			if err != nil {
+				t.Fatal(err)
+			}
 			if len(r.Subjects) != 2 {
 				t.Fatalf("%d subjects", len(r.Subjects))
 			}
@@ -53,17 +56,6 @@ func TestRules(t *testing.T) {
 	}
 }
 
-// countFew counts the rules of few Services.
-func countFew(t *testing.T, args ...string) *bench.Result {
-	t.Helper()
-	tidy(t)
-	r, err := run(t, Rules, append([]string{"--services", "20,40", "--sample", "5"}, args...)...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return r
-}
-
 // TestRulesGivenUp measures a subject that ends at once. The other subject's numbers must still
 // be reported.
 func TestRulesGivenUp(t *testing.T) {
@@ -93,18 +85,5 @@ func TestRulesGivenUp(t *testing.T) {
 	}
 	if !found {
 		t.Errorf("no row of 3 Services in\n%s", out.String())
-	}
-}
-
-// TestRulesNFTables counts the rules of both proxies in nftables mode: they do not depend on the
-// number of Services.
-func TestRulesNFTables(t *testing.T) {
-	kerneltest.Require(t, kerneltest.Root, kerneltest.NFTables, kerneltest.NFTBinary)
-	r := countFew(t, "--subjects", "slipstream,kube-proxy-nftables")
-	for k, s := range r.Subjects {
-		few, many := r.Find(rulesName(20)).Outcomes[k], r.Find(rulesName(40)).Outcomes[k]
-		if len(few.Values) != 5 || len(many.Values) != 5 || few.Lowest < 5 || few.Median != many.Median {
-			t.Errorf("%s: %+v and %+v", s.Name, few, many)
-		}
 	}
 }

@@ -101,6 +101,7 @@ func TestParseRules(t *testing.T) {
 		"--services 500001":                 "--services: 500001",
 		"--services 500000 --endpoints 100": "--endpoints: 500000 Services of 100",
 		"--sample 0":                        "--sample",
+		"--subjects slipstream":             `--subjects: "slipstream" is none of slipstream-iptables, kube-proxy-iptables`,
 		"--runs 2":                          "--runs",
 		"--iptables xtables":                `--iptables: "xtables"`,
 	} {
