@@ -158,7 +158,7 @@ The table has medians over rounds, and their ratios to the first observer in the
 		Long: `Scale fills a real kube-apiserver with Services, and runs Slipstream and kube-proxy in their
 modes, each on a node of its own, a network namespace of this machine. All is measured from
 outside: objects are written to the API server, and connections are made to Services.
-'go doc ./bench/scale' describes what is measured.`,
+'cd bench && go doc ./scale' describes what is measured.`,
 		Example: `  bench scale --services 1000 --subjects slipstream,kube-proxy-nftables`,
 	},
 	func() bench.Benchmark { return scale.New(scale.Scale) },

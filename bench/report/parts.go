@@ -116,12 +116,6 @@ func describe(records map[string]*record) (all []*part, err error) {
 		},
 		"where":  func(part, step string) string { return find(part, step).kernel() },
 		"engine": func(part, step string) string { return find(part, step).engine() },
-		"title": func(part, step string) string {
-			if r := find(part, step).Result; r != nil {
-				return r.Title
-			}
-			return step
-		},
 	}).Parse(partsText)
 	if err != nil {
 		return nil, err

@@ -42,7 +42,7 @@ func TestSnapshot(t *testing.T) {
 	}
 	all := sampleRecords()
 	all["latency"].find("ipvs").Elsewhere = 0.5
-	delete(all, "restore")
+	delete(all, "fleet")
 	log.Reset()
 	for range 2 { // what it has written can be replaced again
 		if err := snapshot(all, to, readme, log); err != nil {
@@ -55,7 +55,7 @@ func TestSnapshot(t *testing.T) {
 			t.Errorf("README does not have %q:\n%s", want, b)
 		}
 	}
-	for _, want := range []string{"latency, ipvs was disturbed: other work used 0.50 processors\n", "restore was not run\n"} {
+	for _, want := range []string{"latency, ipvs was disturbed: other work used 0.50 processors\n", "fleet was not run\n"} {
 		if !strings.Contains(log.String(), want) {
 			t.Errorf("not said: %q, in %s", want, log)
 		}

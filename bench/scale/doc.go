@@ -30,8 +30,6 @@
 //     seconds after the start.
 //   - burst: endpoints of many Services are replaced as fast as the API server accepts it;
 //     from the last reply until the last change has its effect.
-//   - churn, with --churn: endpoints of random Services are replaced all the time, as in a large
-//     cluster, and meanwhile single changes are measured, from the change's trigger time.
 //   - full and partial syncs: the proxy's metrics in the end.
 //   - connections that failed: the share without an answer within a second, of 20 a second to
 //     Services of the sample, from the start to the end of the bursts.
@@ -60,6 +58,6 @@
 //	bench fleet --proxies 100 --services 1000
 //
 // measures many proxies on one API server, each on a node of its own: when all of them have
-// programmed a change, and what they cost the API server (fleet.go). With --rollout 20000 --rate 100 --churn 25,
+// programmed a change, alone and while others change all the time, and what they cost the API server (fleet.go). With --rollout 20000 --rate 100 --churn 25,
 // one Service of 20,000 endpoints is rolled at 100 endpoints a second beside 25 other changes.
 package scale

@@ -9,7 +9,10 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net/http"
 	"net/netip"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -38,6 +41,10 @@ const (
 	peak         = "peak_rss"
 	peakCommands = "peak_rss_commands"
 	failedShare  = "failed_share"
+	syncFull     = "sync_full"
+	syncPartial  = "sync_partial"
+	rulesAll     = "restore_rules"
+	rulesLast    = "restore_last"
 )
 
 func measuredSeries(o *options) (all []bench.Series) {
@@ -55,7 +62,6 @@ func measuredSeries(o *options) (all []bench.Series) {
 	add(peakStart, "peak RSS when started", bench.Bytes)
 	add(peak, "peak RSS in the end", bench.Bytes)
 	add(peakCommands, "  of a command it runs, beside that", bench.Bytes)
-	add(churned, "an endpoint replaced under churn", bench.Nanoseconds, bench.P50, bench.P99, bench.Highest)
 	add(syncFull, "a full sync, by its metrics, mean", bench.Nanoseconds)
 	add(syncPartial, "a partial sync, mean", bench.Nanoseconds)
 	add(rulesAll, "rules of iptables' table nat", bench.Count)
@@ -95,13 +101,8 @@ func (m *measurement) measure(ctx context.Context) (err error) {
 		m.samples.Add(started, float64(answered.Sub(begin)))
 		m.log("%s: Services answer after %v", m.subject, answered.Sub(begin).Round(time.Millisecond))
 	}
-	steps := []func(context.Context) error{m.startUsage, m.atRest, m.changes, m.bursts}
-	if m.Churn > 0 {
-		steps = append(steps, m.churn)
-	}
-	steps = append(steps, m.restores)
 	others := m.connectAllTheTime(sample)
-	for _, step := range steps {
+	for _, step := range []func(context.Context) error{m.startUsage, m.atRest, m.changes, m.bursts, m.restores} {
 		if err == nil {
 			err = step(ctx)
 		}
@@ -341,6 +342,43 @@ func (m *measurement) burst(ctx context.Context) error {
 		}
 		return nil
 	})
+}
+
+// restores reads how long full and partial syncs took, and in iptables mode how many rules they
+// had, from the metrics that kube-proxy and Slipstream have in common.
+func (m *measurement) restores(ctx context.Context) error {
+	status, text, err := m.node.Get(ctx, "http://127.0.0.1:10249/metrics")
+	if err != nil || status != http.StatusOK {
+		return fmt.Errorf("metrics: status %d, error %v", status, err)
+	}
+	values := metricsOf(text)
+	mean := func(series, metric string) {
+		if n := values["kubeproxy_"+metric+`_count{ip_family="IPv4"}`]; n > 0 {
+			m.samples.Add(series, values["kubeproxy_"+metric+`_sum{ip_family="IPv4"}`]/n*1e9)
+		}
+	}
+	mean(syncFull, "sync_full_proxy_rules_duration_seconds")
+	mean(syncPartial, "sync_partial_proxy_rules_duration_seconds")
+	for series, metric := range map[string]string{rulesAll: "iptables_total", rulesLast: "iptables_last"} {
+		for _, labels := range []string{`{ip_family="IPv4",table="nat"}`, `{table="nat",ip_family="IPv4"}`} {
+			if v, ok := values["kubeproxy_sync_proxy_rules_"+metric+labels]; ok && m.subject.Mode() == "iptables" {
+				m.samples.Add(series, v)
+			}
+		}
+	}
+	return nil
+}
+
+// metricsOf returns the values of metrics in Prometheus' text format, by name and labels.
+func metricsOf(text string) map[string]float64 {
+	all := map[string]float64{}
+	for line := range strings.Lines(text) {
+		name, value, found := strings.Cut(strings.TrimSpace(line), "} ")
+		if v, err := strconv.ParseFloat(value, 64); found && err == nil {
+			all[name+"}"] = v
+		}
+	}
+	return all
 }
 
 var errTooLong = errors.New("not within --timeout")

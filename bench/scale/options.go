@@ -43,19 +43,17 @@ type options struct {
 
 	Sample int `json:"sample,omitempty"` // connections for each number of Services, at most
 
-	// Churn is how many endpoints are replaced in a second, for ChurnTime, in each run.
-	Churn     int           `json:"churn,omitempty"`
-	ChurnTime time.Duration `json:"churn_time_ns,omitempty"`
-
 	// Of latency.
 	Rounds  int `json:"rounds,omitempty"`
 	Seconds int `json:"seconds_per_turn,omitempty"`
 	Rate    int `json:"requests_per_second,omitempty"`
 
 	// Of fleet.
-	Proxies     int `json:"proxies,omitempty"`
-	Rollout     int `json:"rollout_endpoints,omitempty"`
-	RolloutRate int `json:"rollout_per_second,omitempty"`
+	Proxies     int           `json:"proxies,omitempty"`
+	Churn       int           `json:"churn,omitempty"` // endpoints that are replaced in a second, for ChurnTime
+	ChurnTime   time.Duration `json:"churn_time_ns,omitempty"`
+	Rollout     int           `json:"rollout_endpoints,omitempty"`
+	RolloutRate int           `json:"rollout_per_second,omitempty"`
 
 	kind       string
 	nginx      string // path of the program
@@ -123,7 +121,7 @@ func (o *options) AddFlags(f *pflag.FlagSet) {
 		f.IntVar(&o.Burst, "burst", 1000, "changes in a burst")
 		f.IntVar(&o.Bursts, "bursts", 5, "bursts in each run, at most; see --budget")
 		// The kernel frees rules of ten thousand Services for a while.
-		o.addChanges(f, 200, 0, 20*time.Second, 2*time.Minute)
+		o.addChanges(f, 200, 2*time.Minute)
 	case Rules:
 		services, subjects = []int{10, 100, 1000, 10_000}, o.kinds()
 		f.IntVar(&o.Sample, "sample", 100, "Services that are connected to, with each number of them")
@@ -139,7 +137,9 @@ func (o *options) AddFlags(f *pflag.FlagSet) {
 		f.IntVar(&o.Proxies, "proxies", 100, "proxies in a fleet")
 		f.IntVar(&o.Rollout, "rollout", 0, "endpoints of one more Service, in slices of 100, which are replaced at --rate during --churn-time, beside --churn others")
 		f.IntVar(&o.RolloutRate, "rate", 0, "endpoints of the --rollout that are replaced in each second, each by a write of its own")
-		o.addChanges(f, 20, 2, 10*time.Second, time.Minute)
+		f.IntVar(&o.Churn, "churn", 2, "endpoints that are replaced in each second of --churn-time, in the end")
+		f.DurationVar(&o.ChurnTime, "churn-time", 10*time.Second, "how long endpoints are replaced all the time")
+		o.addChanges(f, 20, time.Minute)
 	}
 	f.IntSliceVar(&o.Services, "services", services, "Services in the cluster; rules and latency take several numbers, from few to many")
 	f.StringSliceVar(&o.Subjects, "subjects", names(subjects), "what to measure, of "+strings.Join(names(o.kinds()), ", "))
@@ -152,11 +152,9 @@ func (o *options) AddFlags(f *pflag.FlagSet) {
 }
 
 // addChanges adds the flags about changes, with default values.
-func (o *options) addChanges(f *pflag.FlagSet, changes, churn int, churnTime, quiet time.Duration) {
+func (o *options) addChanges(f *pflag.FlagSet, changes int, quiet time.Duration) {
 	f.IntVar(&o.Changes, "changes", changes, "single changes in each run, at most; see --budget")
 	f.DurationVar(&o.Budget, "budget", time.Minute, "no further change, or burst, begins in a run after this time (but 3 changes and 1 burst are made)")
-	f.IntVar(&o.Churn, "churn", churn, "endpoints that are replaced in each second of --churn-time, in the end")
-	f.DurationVar(&o.ChurnTime, "churn-time", churnTime, "how long endpoints are replaced all the time")
 	f.DurationVar(&o.quiet, "quiet", quiet, "how long to wait, at most, for the machine to be idle before each start")
 }
 
@@ -191,7 +189,6 @@ func (o *options) Validate(context.Context) error {
 			bench.Within("--services", last, 2*singles, maxServices),
 			bench.Within("--runs", o.Runs, 1, maxNodes/len(o.Subjects)),
 			bench.Within("--changes", o.Changes, 1, 100_000),
-			bench.Within("--churn", o.Churn, 0, 10_000),
 			bench.Within("--burst", o.Burst, 1, 100_000),
 			bench.Within("--bursts", o.Bursts, 1, 1000))
 	case Rules:
