@@ -5,7 +5,7 @@
 # it. If this kernel has no flowtables, the User Mode Linux test kernel is measured
 # instead (test/README.md). Takes about 10 minutes; needs root.
 #
-#   fastpath.sh [directory]   for the results: tables, JSON, charts
+#   fastpath.sh [directory]   for the results: tables, JSON
 #
 # ROUNDS scales all numbers of rounds, in percent (ROUNDS=10 for a quick look).
 set -euo pipefail
@@ -39,16 +39,10 @@ measure() {
   echo "host: load average $(cut -d ' ' -f 1-3 /proc/loadavg) after"
 }
 
-# chart NAME RESULT SERIES TITLE draws series of a result.
-chart() { bin/bench chart --series "$3" --title "$4" -o "$out/$1.svg" "$out/$2.json"; }
-
 measure throughput 30 --paths off,1,20 --measure aggregated,packets,udp
 measure crr 60 --paths off,1,20 --measure crr
 measure throughput-ipv6 15 --paths off,1,20 --family ipv6 --measure packets,udp
 measure throughput-two-nodes 15 --paths off,1,20 --nodes 2 --measure packets,udp
 measure crr-two-nodes 30 --paths off,1,20 --nodes 2 --measure crr
-chart stream throughput stream_packets,stream_packets_best,stream_aggregated,stream_aggregated_best 'Throughput of a TCP stream'
-chart packet throughput packet_cost,path_cost 'Cost of forwarding one packet'
-chart crr crr crr_min,crr_mean,crr_p99,crr_stddev 'Latency of connect, request, response'
 echo
 echo "results are in $out"

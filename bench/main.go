@@ -12,7 +12,6 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/bench/balance"
 	"github.com/slipstream-proxy/slipstream/bench/bench"
-	"github.com/slipstream-proxy/slipstream/bench/figure"
 	"github.com/slipstream-proxy/slipstream/bench/forward"
 	"github.com/slipstream-proxy/slipstream/bench/observe"
 	"github.com/slipstream-proxy/slipstream/bench/programming"
@@ -42,7 +41,7 @@ func newCommand() *cobra.Command {
 	for _, b := range benchmarks {
 		root.AddCommand(measuring(&b.Command, b.new()))
 	}
-	root.AddCommand(newReport(), newChart())
+	root.AddCommand(newReport())
 	return root
 }
 
@@ -109,8 +108,7 @@ requests on one connection (rr); and connections of one request and one response
 One node that forwards, or two, is between the client's pod and the only backend; all are
 network namespaces of this machine. Each round has a turn of each path, in an order that
 changes. The table has medians, and their ratios to the first path in the same round. A path
-that the kernel cannot have is named in a note. Measure on a quiet machine. 'bench chart'
-draws what --save has written.`,
+that the kernel cannot have is named in a note. Measure on a quiet machine.`,
 		Example: `  bench forward --rounds 12 --streams 12 --save result.json
   bench forward --paths off,1,20 --measure aggregated,packets,udp --firewall=false
   bench forward --paths direct,sockets,nftables,rule --measure crr --services 10000 --firewall=false`,
@@ -191,24 +189,6 @@ of them have programmed a change, and what they cost the API server.`,
 	},
 	func() bench.Benchmark { return scale.New(scale.Fleet) },
 }}
-
-func newChart() *cobra.Command {
-	var o figure.Options
-	cmd := &cobra.Command{
-		Use:   "chart -o FILE RESULT.json",
-		Short: "Draw what a benchmark has saved with --save",
-		Example: `  bench forward --paths off,1,20 --measure udp --save result.json
-  bench chart --series packet_cost,path_cost --title 'Cost of a packet' -o cost.svg result.json`,
-		Args: cobra.ExactArgs(1),
-		RunE: func(_ *cobra.Command, args []string) error { return figure.Draw(args[0], o) },
-	}
-	f := cmd.Flags()
-	f.StringVarP(&o.Output, "output", "o", "", "`file` to write, ending in .svg, .png or .pdf")
-	f.StringVar(&o.Title, "title", "", "title of the chart, instead of the result's")
-	f.StringSliceVar(&o.Series, "series", nil, "`names` of the series to draw; all by default")
-	_ = cmd.MarkFlagRequired("output") // it is there
-	return cmd
-}
 
 func newReport() *cobra.Command {
 	var o report.Options

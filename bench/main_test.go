@@ -9,8 +9,8 @@ import (
 
 // An unknown command, or argument, is an error. All commands have their flags.
 func TestCommands(t *testing.T) {
-	all := []string{"sync", "forward", "balance", "observe", "scale", "rules", "latency", "fleet", "report", "chart"}
-	for _, args := range [][]string{{"throughput"}, {"forward", "now"}, {"sync", "--no-such-flag"}, {"chart"}, {"report", "now"}} {
+	all := []string{"sync", "forward", "balance", "observe", "scale", "rules", "latency", "fleet", "report"}
+	for _, args := range [][]string{{"throughput"}, {"forward", "now"}, {"sync", "--no-such-flag"}, {"report", "now"}} {
 		c := newCommand()
 		c.SetArgs(args)
 		c.SetOut(io.Discard)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package figure draws the results of benchmarks.
+// Package figure draws the results of benchmarks for the report's page.
 package figure
 
 import (
@@ -20,35 +20,9 @@ import (
 	"gonum.org/v1/plot/vg/draw"
 )
 
-// Figure is a chart that is ready to be written.
-type Figure struct {
-	plot   *plot.Plot
-	height vg.Length
-}
-
-// Save writes the chart to a file that ends in .svg, .png or .pdf.
-func (f *Figure) Save(path string) error { return f.plot.Save(width, f.height, path) }
-
-// SVG returns the chart as an element to be placed in a page. It has no background, and its
-// text and axes have the page's colour of text.
-func (f *Figure) SVG() (string, error) {
-	f.plot.BackgroundColor = nil
-	w, err := f.plot.WriterTo(width, f.height, "svg")
-	if err != nil {
-		return "", err
-	}
-	var b bytes.Buffer
-	if _, err := w.WriteTo(&b); err != nil {
-		return "", err
-	}
-	svg := b.String()
-	svg = svg[strings.Index(svg, "<svg"):]
-	return strings.NewReplacer("#000000", "currentColor", "<svg ", `<svg fill="currentColor" role="img" `).Replace(svg), nil
-}
-
 const width = 8 * vg.Inch
 
-// colours by subject, distinguishable by colour-blind people (Okabe and Ito).
+// colours by subject, distinguishable by colour-blind people (Okabe and Ito). Lines have none that is grey.
 var colours = []color.RGBA{
 	{0x99, 0x99, 0x99, 0xff},
 	{0xe6, 0x9f, 0x00, 0xff},
@@ -59,39 +33,39 @@ var colours = []color.RGBA{
 	{0xd5, 0x5e, 0x00, 0xff},
 }
 
-// lineColours by subject, of the same palette.
-var lineColours = []color.RGBA{
-	{0x00, 0x9e, 0x73, 0xff},
-	{0xe6, 0x9f, 0x00, 0xff},
-	{0x56, 0xb4, 0xe9, 0xff},
-	{0xd5, 0x5e, 0x00, 0xff},
-	{0xcc, 0x79, 0xa7, 0xff},
-	{0x00, 0x72, 0xb2, 0xff},
-}
-
 // shapes of marks by subject, for those who do not see the colours.
 var shapes = []draw.GlyphDrawer{draw.CircleGlyph{}, draw.BoxGlyph{}, draw.PyramidGlyph{}, draw.CrossGlyph{}, draw.RingGlyph{}, draw.SquareGlyph{}}
 
-func newPlot(r *bench.Result) *plot.Plot {
+func newPlot() *plot.Plot {
 	plot.DefaultFont = font.Font{Typeface: "Liberation", Variant: "Sans"}
 	plotter.DefaultFont = plot.DefaultFont
 	p := plot.New()
-	p.BackgroundColor = color.White
-	p.Title.Text = r.Title
-	p.Title.TextStyle.Font.Size = vg.Points(13)
-	p.Title.Padding = vg.Points(10)
+	p.BackgroundColor = nil
 	p.X.Label.Padding, p.Y.Label.Padding = vg.Points(6), vg.Points(6)
 	return p
+}
+
+// svg returns the plot as an element to be placed in a page. Its text and axes have the page's
+// colour of text.
+func svg(p *plot.Plot, height vg.Length) (string, error) {
+	w, err := p.WriterTo(width, height, "svg")
+	if err != nil {
+		return "", err
+	}
+	var b bytes.Buffer
+	if _, err := w.WriteTo(&b); err != nil {
+		return "", err
+	}
+	text := b.String()
+	text = text[strings.Index(text, "<svg"):]
+	return strings.NewReplacer("#000000", "currentColor", "<svg ", `<svg fill="currentColor" role="img" `).Replace(text), nil
 }
 
 // Bars draws a group of horizontal bars for each series: a bar for each subject, as
 // long as its ratio to the first subject, with ratio and median at its end. The axis
 // begins at 0, so that lengths can be compared.
-func Bars(r *bench.Result, series []*bench.Series) (*Figure, error) {
-	if len(series) == 0 {
-		return nil, errors.New("no series")
-	}
-	p := newPlot(r)
+func Bars(r *bench.Result) (string, error) {
+	p, series := newPlot(), r.Series
 	p.X.Label.Text = fmt.Sprintf("multiple of %q in the same round, median (%s is better)", r.Subjects[0].Name, series[0].Better)
 	p.X.Min = 0
 	const thickness, gap = 16, 14 // of a bar, and between groups, in points
@@ -100,7 +74,7 @@ func Bars(r *bench.Result, series []*bench.Series) (*Figure, error) {
 	labels := plotter.XYLabels{}
 	for i, s := range series {
 		if s.Better != series[0].Better {
-			return nil, fmt.Errorf("of %s more is better, of %s less: they need charts of their own", series[0].Name, s.Name)
+			return "", fmt.Errorf("of %s more is better, of %s less: they need charts of their own", series[0].Name, s.Name)
 		}
 		centre := -group * float64(i) // from top to bottom
 		ticks = append(ticks, plot.Tick{Value: centre, Label: "   " + s.Text})
@@ -115,7 +89,7 @@ func Bars(r *bench.Result, series []*bench.Series) (*Figure, error) {
 			at := centre + thickness*(float64(len(s.Outcomes)-1)/2-float64(k))
 			bar, err := plotter.NewPolygon(plotter.XYs{{X: 0, Y: at - 7}, {X: ratio, Y: at - 7}, {X: ratio, Y: at + 7}, {X: 0, Y: at + 7}})
 			if err != nil {
-				return nil, err
+				return "", err
 			}
 			bar.Color, bar.LineStyle.Width = colours[k%len(colours)], 0
 			p.Add(bar)
@@ -133,7 +107,7 @@ func Bars(r *bench.Result, series []*bench.Series) (*Figure, error) {
 	}
 	values, err := plotter.NewLabels(labels)
 	if err != nil {
-		return nil, err
+		return "", err
 	}
 	values.Offset = vg.Point{X: vg.Points(4)}
 	for i := range values.TextStyle {
@@ -144,21 +118,18 @@ func Bars(r *bench.Result, series []*bench.Series) (*Figure, error) {
 	p.Y.Tick.Length, p.Y.LineStyle.Width = 0, 0
 	p.Y.Min, p.Y.Max = -group*(float64(len(series))-0.5), group/2+50 // room for the legend
 	p.Legend.Top, p.Legend.XOffs, p.Legend.Padding = true, vg.Points(-4), vg.Points(3)
-	return &Figure{p, vg.Points(group*float64(len(series)) + 160)}, nil
+	return svg(p, vg.Points(group*float64(len(series))+160))
 }
 
 // Lines draws a line for each subject through the medians, by the value that the series were
 // measured at, with bars from the lowest to the highest. Both axes are logarithmic, so that
 // proportional growth is a straight line. x and y are the texts of the axes. Values of 0 are left
 // out.
-func Lines(r *bench.Result, series []*bench.Series, x, y string) (*Figure, error) {
-	p := newPlot(r)
+func Lines(r *bench.Result, x, y string) (string, error) {
+	p := newPlot()
 	p.X.Label.Text, p.Y.Label.Text = x, y
 	p.X.Scale, p.Y.Scale = plot.LogScale{}, plot.LogScale{}
-	unit := bench.Count
-	if len(series) > 0 {
-		unit = series[0].Unit
-	}
+	unit := r.Series[0].Unit
 	p.X.Tick.Marker, p.Y.Tick.Marker = decades(bench.Count), decades(unit)
 	p.Legend.Top, p.Legend.Left = true, true
 	p.Legend.XOffs, p.Legend.Padding = vg.Points(8), vg.Points(3)
@@ -166,8 +137,8 @@ func Lines(r *bench.Result, series []*bench.Series, x, y string) (*Figure, error
 	drawn := 0
 	for k, subject := range r.Subjects {
 		var all points
-		for _, s := range series {
-			if o := s.Outcomes[k]; s.At > 0 && o.Median > 0 {
+		for _, s := range r.Series {
+			if o := s.Outcomes[k]; o.Median > 0 {
 				all.add(s.At, unit, o)
 			}
 		}
@@ -177,13 +148,13 @@ func Lines(r *bench.Result, series []*bench.Series, x, y string) (*Figure, error
 		drawn++
 		line, marks, err := plotter.NewLinePoints(all.XYs)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", subject.Name, err)
+			return "", fmt.Errorf("%s: %w", subject.Name, err)
 		}
 		bars, err := plotter.NewYErrorBars(all)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", subject.Name, err)
+			return "", fmt.Errorf("%s: %w", subject.Name, err)
 		}
-		colour := lineColours[k%len(lineColours)]
+		colour := colours[1+k%(len(colours)-1)]
 		line.Color, marks.Color, bars.Color = colour, colour, colour
 		line.Width, marks.Shape, marks.Radius = vg.Points(1.5), shapes[k%len(shapes)], vg.Points(3)
 		p.Add(line, marks, bars)
@@ -193,7 +164,7 @@ func Lines(r *bench.Result, series []*bench.Series, x, y string) (*Figure, error
 		}
 		labels, err := plotter.NewLabels(plotter.XYLabels{XYs: all.XYs, Labels: all.labels})
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", subject.Name, err)
+			return "", fmt.Errorf("%s: %w", subject.Name, err)
 		}
 		// Below the line of the first subject, and above those of the others.
 		labels.Offset = vg.Point{X: vg.Points(6), Y: vg.Points(-13)}
@@ -207,7 +178,7 @@ func Lines(r *bench.Result, series []*bench.Series, x, y string) (*Figure, error
 		p.Add(labels)
 	}
 	if drawn == 0 {
-		return nil, errors.New("nothing was counted")
+		return "", errors.New("nothing was counted")
 	}
 	if unit == bench.Count {
 		p.Y.Min = min(p.Y.Min, 10)
@@ -220,7 +191,7 @@ func Lines(r *bench.Result, series []*bench.Series, x, y string) (*Figure, error
 		legend := float64(drawn)*15 + 10 // points
 		p.Y.Min, p.Y.Max = math.Pow(10, low), math.Pow(10, low+(high-low)*lineHeight/(lineHeight-legend))
 	}
-	return &Figure{p, 5 * vg.Inch}, nil
+	return svg(p, 5*vg.Inch)
 }
 
 // lineHeight is that of the axis of a figure of [Lines], in points.

@@ -182,23 +182,16 @@ func tooLong(r *record, from, to int, series, subject string) string {
 }
 
 // draw draws the chart, if there are values for it.
-func (c *chart) draw(r *record) error {
-	drawn, draw := c.lines(r), func(r *bench.Result) (*figure.Figure, error) {
-		return figure.Lines(r, r.Series, "Services", c.Axis)
-	}
-	least := 2 // there is no line of one point
+func (c *chart) draw(r *record) (err error) {
 	if len(c.At) == 0 {
-		drawn, least = c.bars(r), 1
-		draw = func(r *bench.Result) (*figure.Figure, error) { return figure.Bars(r, r.Series) }
-	} else {
-		c.Text = "Medians, with bars from the lowest to the highest value. Both axes are logarithmic."
+		if drawn := c.bars(r); len(drawn.Series) > 0 {
+			c.SVG, err = figure.Bars(drawn)
+		}
+		return err
 	}
-	if len(drawn.Series) < least {
-		return nil
-	}
-	f, err := draw(drawn)
-	if err == nil {
-		c.SVG, err = f.SVG()
+	c.Text = "Medians, with bars from the lowest to the highest value. Both axes are logarithmic."
+	if drawn := c.lines(r); len(drawn.Series) > 1 { // there is no line of one point
+		c.SVG, err = figure.Lines(drawn, "Services", c.Axis)
 	}
 	return err
 }
