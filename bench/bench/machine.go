@@ -13,7 +13,6 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/prometheus/procfs"
@@ -154,24 +153,6 @@ func Memory(pid int) (procfs.ProcStatus, error) {
 		return procfs.ProcStatus{}, err
 	}
 	return p.NewStatus()
-}
-
-// WatchCommands looks every 50 ms at the commands that a process runs. stop returns the
-// most memory (VmHWM) that one of them was seen to have, in bytes.
-func WatchCommands(pid int) (stop func() uint64) {
-	ctx, cancel := context.WithCancel(context.Background())
-	var most uint64
-	var done sync.WaitGroup
-	done.Go(func() {
-		for Sleep(ctx, 50*time.Millisecond) == nil {
-			for _, child := range Children(pid) {
-				if m, err := Memory(child); err == nil {
-					most = max(most, m.VmHWM)
-				}
-			}
-		}
-	})
-	return func() uint64 { cancel(); done.Wait(); return most }
 }
 
 // Children are the processes that a process has started. A kernel without

@@ -15,8 +15,6 @@
 //
 // The measurements of each subject:
 //
-//   - a plain client: before the subject starts, how long the API server takes to stream all
-//     Services and EndpointSlices to a client that only reads the bytes.
 //   - start: from the start of the process on a node without any rules until a new
 //     connection to each Service of a random sample is answered.
 //   - change: from the API server's reply to a change of an EndpointSlice until a new
@@ -33,8 +31,7 @@
 //   - full and partial syncs: the proxy's metrics in the end.
 //   - connections that failed: the share without an answer within a second, of 20 a second to
 //     Services of the sample, from the start to the end of the bursts.
-//   - peak resident memory (VmHWM) of the process, after the start and in the end; and of
-//     the commands it runs, by looking every 50 ms.
+//   - peak resident memory (VmHWM) of the process, after the start and in the end.
 //
 // Connections are tried all the time, with pauses of 0.1 ms, or of a thousandth of the time
 // that has passed so far if that is more (at most 10 ms).

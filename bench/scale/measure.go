@@ -3,11 +3,9 @@
 package scale
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net/http"
 	"net/netip"
@@ -20,48 +18,37 @@ import (
 	"github.com/slipstream-proxy/slipstream/bench/cluster"
 	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
-	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/kubernetes/scheme"
-	"k8s.io/client-go/rest"
 )
 
 const (
-	streamed     = "streamed"
-	started      = "start"
-	startCPU     = "start_cpu"
-	resting      = "rest_cpu"
-	changed      = "change"
-	changeCPU    = "change_cpu"
-	burst        = "burst"
-	burstWritten = "burst_written"
-	peakStart    = "peak_rss_start"
-	peak         = "peak_rss"
-	peakCommands = "peak_rss_commands"
-	failedShare  = "failed_share"
-	syncFull     = "sync_full"
-	syncPartial  = "sync_partial"
-	rulesAll     = "restore_rules"
-	rulesLast    = "restore_last"
+	started     = "start"
+	startCPU    = "start_cpu"
+	resting     = "rest_cpu"
+	changed     = "change"
+	changeCPU   = "change_cpu"
+	burst       = "burst"
+	peakStart   = "peak_rss_start"
+	peak        = "peak_rss"
+	failedShare = "failed_share"
+	syncFull    = "sync_full"
+	syncPartial = "sync_partial"
+	rulesAll    = "restore_rules"
+	rulesLast   = "restore_last"
 )
 
 func measuredSeries(o *options) (all []bench.Series) {
 	add := func(name, text string, u bench.Unit, show ...bench.Statistic) {
 		all = append(all, bench.Series{Name: name, Text: text, Unit: u, Better: bench.Less, Show: show})
 	}
-	add(streamed, "a plain client has read all objects after", bench.Nanoseconds)
 	add(started, "start until Services answer", bench.Nanoseconds, bench.P50, bench.Lowest, bench.Highest)
 	add(startCPU, "  processor time", bench.Nanoseconds)
 	add(resting, "  at rest, in a second", bench.Nanoseconds)
 	add(changed, "an endpoint replaced", bench.Nanoseconds, bench.P50, bench.P99, bench.Highest)
 	add(changeCPU, "  processor time, beyond that at rest", bench.Nanoseconds)
 	add(burst, fmt.Sprintf("behind after a burst of %s", bench.Thousands(min(o.Burst, o.most()-singles+1))), bench.Nanoseconds, bench.P50, bench.Highest)
-	add(burstWritten, "  writing it", bench.Nanoseconds)
 	add(peakStart, "peak RSS when started", bench.Bytes)
 	add(peak, "peak RSS in the end", bench.Bytes)
-	add(peakCommands, "  of a command it runs, beside that", bench.Bytes)
 	add(syncFull, "a full sync, by its metrics, mean", bench.Nanoseconds)
 	add(syncPartial, "a partial sync, mean", bench.Nanoseconds)
 	add(rulesAll, "rules of iptables' table nat", bench.Count)
@@ -88,14 +75,10 @@ func (m *measurement) measure(ctx context.Context) (err error) {
 	for _, k := range m.Rand.Perm(len(m.Others))[:min(sampled, len(m.Others))] {
 		sample = append(sample, m.Others[k])
 	}
-	if err := m.stream(ctx); err != nil {
-		return err
-	}
 	begin := time.Now()
 	if err := m.start(); err != nil {
 		return err
 	}
-	stop := bench.WatchCommands(m.proxy.PID())
 	answered, err := m.awaitAll(ctx, sample, begin)
 	if err == nil {
 		m.samples.Add(started, float64(answered.Sub(begin)))
@@ -111,9 +94,6 @@ func (m *measurement) measure(ctx context.Context) (err error) {
 	if memory, failed := bench.Memory(m.proxy.PID()); err == nil {
 		m.samples.Add(peak, float64(memory.VmHWM))
 		err = failed
-	}
-	if most := stop(); most > 0 {
-		m.samples.Add(peakCommands, float64(most))
 	}
 	if err != nil {
 		err = m.proxy.Explain(err)
@@ -141,46 +121,6 @@ func (m *measurement) connectAllTheTime(sample []int) (stop func() (failedShare 
 		cancel()
 		done.Wait()
 		return 100 * float64(failed) / float64(max(made, 1))
-	}
-}
-
-// stream measures how long the API server takes to stream all Services and EndpointSlices to a
-// client that only reads them: what no proxy can start faster than.
-func (m *measurement) stream(ctx context.Context) error {
-	yes := true
-	list := &metav1.ListOptions{Watch: true, SendInitialEvents: &yes, AllowWatchBookmarks: true, ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan}
-	client := m.site.Plane.Client
-	begin := time.Now()
-	var all errgroup.Group
-	for resource, c := range map[string]rest.Interface{"services": client.CoreV1().RESTClient(), "endpointslices": client.DiscoveryV1().RESTClient()} {
-		all.Go(func() error {
-			body, err := c.Get().Resource(resource).VersionedParams(list, scheme.ParameterCodec).SetHeader("Accept", runtime.ContentTypeProtobuf+";stream=watch").Stream(ctx)
-			if err != nil {
-				return fmt.Errorf("stream of %s: %w", resource, err)
-			}
-			defer body.Close()
-			return readUntil(body, metav1.InitialEventsAnnotationKey)
-		})
-	}
-	err := all.Wait()
-	m.samples.Add(streamed, float64(time.Since(begin)))
-	return err
-}
-
-// readUntil reads until a text occurs.
-func readUntil(r io.Reader, text string) error {
-	buffer, kept := make([]byte, 64<<10), 0
-	for {
-		n, err := r.Read(buffer[kept:])
-		if bytes.Contains(buffer[:kept+n], []byte(text)) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		end := kept + n
-		kept = min(len(text)-1, end)
-		copy(buffer, buffer[end-kept:end])
 	}
 }
 
@@ -322,17 +262,14 @@ func (m *measurement) burst(ctx context.Context) error {
 	for k, i := range some {
 		pods[k] = m.replaceFirst(i)
 	}
-	begin := time.Now()
 	if err := each(len(some), func(k int) error { return m.writeFirst(ctx, some[k]) }); err != nil {
 		return err
 	}
-	written := time.Since(begin)
 	behind, err := m.change(ctx, m.Single[m.Rand.IntN(len(m.Single))])
 	if err != nil {
 		return err
 	}
 	m.samples.Add(burst, float64(behind))
-	m.samples.Add(burstWritten, float64(written))
 	return m.prober.client.Do(func() error {
 		for k := range min(10, len(some)) {
 			_, err := m.prober.until(ctx, frontend(some[k]), time.Now(), func(a netip.Addr) bool { return a == pods[k] })

@@ -17,25 +17,18 @@ import (
 )
 
 // rulesSeries are the rules executed with each number of Services, in the order of the
-// table. kube-proxy's rules depend on the Service's place in its list (KUBE-SERVICES), so the
-// Services at its ends are counted too.
+// table. kube-proxy's rules depend on the Service's place in its list (KUBE-SERVICES).
 func rulesSeries(o *options) (all []bench.Series) {
 	for _, n := range o.Services {
-		s := bench.Series{
+		all = append(all, bench.Series{
 			Name: rulesName(n), Text: bench.Thousands(n) + " Services", Unit: bench.Count, Better: bench.Less, At: n,
 			Show: []bench.Statistic{bench.P50, bench.Lowest, bench.Highest},
-		}
-		first, last := s, s
-		first.Name, first.Text, first.Show, first.At = firstName(n), "  first of its list", nil, 0
-		last.Name, last.Text, last.Show, last.At = lastName(n), "  last of its list", nil, 0
-		all = append(all, s, first, last)
+		})
 	}
 	return all
 }
 
 func rulesName(services int) string { return fmt.Sprintf("rules_%d", services) }
-func firstName(services int) string { return fmt.Sprintf("rules_%d_first", services) }
-func lastName(services int) string  { return fmt.Sprintf("rules_%d_last", services) }
 
 // countRules counts the rules that the kernel executes for the first packet of a connection
 // from a pod on the node, to one Service of a random sample after the other. Rules and
@@ -64,28 +57,15 @@ func (m *measurement) countRules(ctx context.Context) (err error) {
 	if c.now, err = c.dump(ctx); err != nil {
 		return err
 	}
-	count := func(series string, services ...int) error {
-		for _, i := range services {
-			rules, err := c.connect(ctx, i)
-			if err != nil {
-				return fmt.Errorf("to Service %s: %w", cluster.Name(i), err)
-			}
-			m.samples.Add(series, float64(rules))
+	for _, i := range m.sample {
+		rules, err := c.connect(ctx, i)
+		if err != nil {
+			return fmt.Errorf("to Service %s: %w", cluster.Name(i), err)
 		}
-		return nil
-	}
-	if err := count(rulesName(n), m.sample...); err != nil {
-		return err
+		m.samples.Add(rulesName(n), float64(rules))
 	}
 	m.log("%s: %d Services, %v rules", m.subject, n, bench.Median(m.samples[rulesName(n)]))
-	list := c.list(n)
-	if len(list) == 0 {
-		return nil
-	}
-	if err := count(firstName(n), list[0]); err != nil {
-		return err
-	}
-	return count(lastName(n), list[len(list)-1])
+	return nil
 }
 
 // program has the subject program the node, and ends it when it has nothing more to do, so
@@ -176,19 +156,4 @@ func (n *node) sendFirst(to netip.AddrPort) (sent netip.AddrPort, err error) {
 		return errSilent
 	})
 	return sent, err
-}
-
-// list are those of n Services that are in kube-proxy's list, in its order.
-func (c *counter) list(n int) (all []int) {
-	numbers := map[netip.Addr]int{}
-	for i := range n {
-		numbers[frontend(i).Addr()] = i
-	}
-	for _, r := range c.now["nat"]["KUBE-SERVICES"] {
-		to, err := netip.ParsePrefix(r.Option("-d"))
-		if i, ours := numbers[to.Addr()]; ours && err == nil {
-			all = append(all, i)
-		}
-	}
-	return all
 }

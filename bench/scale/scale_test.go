@@ -101,7 +101,7 @@ func TestAll(t *testing.T) {
 func checkSubject(t *testing.T, r *bench.Result, k int) {
 	t.Helper()
 	name := r.Subjects[k].Name
-	for series, count := range map[string]int{started: 1, startCPU: 1, resting: 1, streamed: 1, changed: 3, changeCPU: 1, burst: 1, burstWritten: 1, peakStart: 1, peak: 1, syncFull: 1, syncPartial: 1} {
+	for series, count := range map[string]int{started: 1, startCPU: 1, resting: 1, changed: 3, changeCPU: 1, burst: 1, peakStart: 1, peak: 1, syncFull: 1, syncPartial: 1} {
 		s := r.Find(series)
 		if s == nil || len(s.Outcomes[k].Values) < count {
 			t.Errorf("%s: %s: %+v, want %d values", name, series, s, count)
