@@ -99,8 +99,8 @@ func (o *Options) Measure(ctx context.Context, r *bench.Result) error {
 	if o.External > 0 {
 		external = fmt.Sprintf(", %d %% of them external", o.External)
 	}
-	r.Title = fmt.Sprintf("%s Services x %s endpoints%s, %s, mode %s, up to %s repetitions of each change, seed %d, runs: %d",
-		bench.Thousands(o.Services), bench.Thousands(o.Endpoints), external, o.Family, o.Mode, bench.Thousands(o.Repetitions), o.Seed, o.Runs)
+	r.Title = fmt.Sprintf("%s Services x %s endpoints%s, %s, mode %s, up to %s repetitions of each change, runs: %d",
+		bench.Thousands(o.Services), bench.Thousands(o.Endpoints), external, o.Family, o.Mode, bench.Thousands(o.Repetitions), o.Runs)
 	r.AddSubjects("slipstream")
 	err := r.InTurns(ctx, o.Runs, func(_, _ int, into bench.Samples) error {
 		samples, err := o.runChild(ctx)
@@ -149,7 +149,6 @@ type Options struct {
 	Mode        string `json:"mode"`
 	Repetitions int    `json:"repetitions"`
 	Runs        int    `json:"runs"`
-	Seed        uint64 `json:"seed"`
 	Verify      bool   `json:"verify"`
 	ProfileDir  string `json:"profile_dir,omitempty"`
 
@@ -166,7 +165,6 @@ func (o *Options) AddFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.Mode, "mode", "nftables", "proxy mode: "+strings.Join(modeNames(), ", ")+"; iptables is the variant that this machine uses")
 	f.IntVar(&o.Repetitions, "repetitions", 1000, "how often to make each kind of change in each run; fewer where that takes long")
 	f.IntVar(&o.Runs, "runs", 1, "how often to do everything, in new processes; medians are reported")
-	f.Uint64Var(&o.Seed, "seed", 1, "seed of the random choices")
 	f.BoolVar(&o.Verify, "verify", false, "compare the kernel's content in the end with the desired content; slow for more than 100,000 endpoints")
 	f.StringVar(&o.ProfileDir, "profile", "", "directory to write CPU and heap profiles of slipstream's steps to, for go tool pprof")
 }
@@ -236,7 +234,7 @@ func (o *Options) Validate(ctx context.Context) error {
 
 func (o *Options) newCluster() *cluster.Cluster {
 	return cluster.New(cluster.Config{
-		Families: families[o.Family], Services: o.Services, Endpoints: o.Endpoints, External: o.External, Seed: o.Seed,
+		Families: families[o.Family], Services: o.Services, Endpoints: o.Endpoints, External: o.External, Seed: 1,
 		IPVS: o.Mode == "ipvs",
 	})
 }

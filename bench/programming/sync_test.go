@@ -25,7 +25,7 @@ import (
 // small is a cluster that is measured within a second.
 func small(family string) Options {
 	return Options{
-		Services: 50, Endpoints: 5, Family: family, Mode: "nftables", Repetitions: 5, Runs: 1, Seed: 1,
+		Services: 50, Endpoints: 5, Family: family, Mode: "nftables", Repetitions: 5, Runs: 1,
 		Verify: true, Child: childCommand,
 	}
 }
