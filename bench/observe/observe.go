@@ -21,9 +21,9 @@ import (
 // Options say what is measured. Their JSON is part of the result.
 type Options struct {
 	bench.Plan
-	Settle    int      `json:"seconds_before_turn"`
-	Before    int      `json:"seconds_before_all"`
-	Observers []string `json:"observers"` // of Observers
+	Settle    int      `json:"seconds_before_turn"` // from the first question on
+	Before    int      `json:"seconds_before_all"`  // of connections, for conntrack to have its usual number of entries
+	Observers []string `json:"observers"`           // of Observers
 	Services  int      `json:"services"`
 	Endpoints int      `json:"endpoints"`
 	Busy      int      `json:"busy_services"`
@@ -54,24 +54,19 @@ var Observers = []string{nobody, "metrics", "status", "services", "service"}
 // AddFlags adds the flags.
 func (o *Options) AddFlags(f *pflag.FlagSet) {
 	o.Plan.AddFlags(f, 3, 60)
-	f.IntVar(&o.Settle, "settle", 30, "seconds from the first question until a turn begins")
-	f.IntVar(&o.Before, "before", 120, "seconds of connections before the first turn, for conntrack to have its usual number of entries")
+	o.Settle, o.Before, o.Busy = 30, 120, 50
 	f.StringSliceVar(&o.Observers, "observers", Observers, "who looks; the first is what others are compared with")
 	f.IntVar(&o.Services, "services", 10_000, "Services")
 	f.IntVar(&o.Endpoints, "endpoints", 10, "endpoints of each")
-	f.IntVar(&o.Busy, "busy", 50, "Services that have connections")
-	f.IntVar(&o.Rate, "rate", 1000, "connections a second, to all of those together")
+	f.IntVar(&o.Rate, "rate", 1000, "connections a second, to 50 of the Services together")
 }
 
 // Validate finds values that cannot be measured.
 func (o *Options) Validate(context.Context) error {
 	return errors.Join(
 		o.Plan.Validate(),
-		bench.Within("--settle", o.Settle, 0, 600),
-		bench.Within("--before", o.Before, 0, 600),
-		bench.Within("--services", o.Services, 1, 60_000),
+		bench.Within("--services", o.Services, o.Busy, 60_000),
 		bench.Within("--endpoints", o.Endpoints, 1, 60),
-		bench.Within("--busy", o.Busy, 1, o.Services),
 		bench.Within("--rate", o.Rate, 1, 20_000),
 		bench.SomeOf("--observers", o.Observers, Observers...),
 	)
