@@ -77,7 +77,7 @@ func addOwn(fs *pflag.FlagSet, c *config.SlipstreamConfiguration) {
 	fs.StringVar(&c.ServiceAnnotations, "service-annotations", c.ServiceAnnotations, "in which Namespaces slipstream.io/* annotations of Services, EndpointSlices and pods count: all (the default), none, or a selector of the Namespaces' labels")
 	fs.StringSliceVar(&c.ExternalIPRanges, "external-ip-ranges", c.ExternalIPRanges, "ranges of addresses in which spec.externalIPs of Services count, such as 192.0.2.0/24,2001:db8::/64; all by default")
 	fs.IntVar(&c.NamespaceSlots, "namespace-slots", c.NamespaceSlots, "slots of Maglev tables and weights that annotations may give the Services of a namespace (default 524288)")
-	fs.IntVar(&c.NamespaceElements, "namespace-elements", c.NamespaceElements, "frontends, source ranges of frontends and endpoints that the Services of a namespace may have, besides a 256th for each (default 131072)")
+	fs.IntVar(&c.NamespaceElements, "namespace-elements", c.NamespaceElements, "frontends, source ranges of frontends and endpoints that the Services of a namespace may have, besides a 256th for each (default 65536)")
 	fs.IntVar(&c.MaglevTableSize, "maglev-table-size", c.MaglevTableSize, "largest number of slots of a Maglev table: 251, 1021, 4093, 16381 or 65521 (the default)")
 	fs.BoolVar(&c.ResetDeletedNodes, "reset-deleted-nodes", c.ResetDeletedNodes, "reset TCP connections to endpoints of Nodes that were deleted, instead of letting them time out; all Nodes are watched for it")
 	fs.StringVar(&c.StatusSocket, "status-socket", c.StatusSocket, "path of the Unix socket for 'slipstream status', 'services', 'top' and 'explain', which only root can use")

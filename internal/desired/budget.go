@@ -22,10 +22,10 @@ import (
 // All nodes decide alike: the numbers follow from Services and EndpointSlices.
 const (
 	MaxSlots    = 1 << 19
-	MaxElements = 1 << 17
+	MaxElements = 1 << 16
 
 	// All namespaces together may have so many times what one may have.
-	namespacesSlots, namespacesElements = 8, 16
+	namespacesSlots, namespacesElements = 8, 32
 )
 
 // budget limits what Services need of one thing. While those of a namespace need more than it may
