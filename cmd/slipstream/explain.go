@@ -104,6 +104,7 @@ something stops the connection for certain.`,
 	f.StringVar(&o.from, "from", "node", "client: node for this node itself, outside, NAMESPACE/POD, or an IP address")
 	_ = cmd.RegisterFlagCompletionFunc("from", cobra.FixedCompletions([]string{"node", "outside"}, cobra.ShellCompDirectiveNoFileComp))
 	f.StringVarP(&o.namespace, "namespace", "n", "", "namespace of the Service, if its name has none")
+	_ = cmd.RegisterFlagCompletionFunc("namespace", o.completeNamespace)
 	f.BoolVar(&o.probe, "probe", false, "also connect to the endpoints from this node, over TCP")
 	f.BoolVar(&o.trace, "trace", false, "also send one probe, or wait for a packet, and show what the kernel does with it")
 	f.DurationVar(&o.timeout, "timeout", 3*time.Second, "limit of --trace")

@@ -11,6 +11,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"syscall"
 
 	"github.com/slipstream-proxy/slipstream/internal/observe/see"
@@ -68,6 +69,19 @@ of the cluster.`,
 		Version:       versionText(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
+		// As cobra does without Args, but with the hint to --help.
+		SuggestionsMinimumDistance: 2,
+		Args: func(cmd *cobra.Command, args []string) error {
+			err := cobra.NoArgs(cmd, args)
+			if err == nil {
+				return nil
+			}
+			if like := cmd.SuggestionsFor(args[0]); len(like) > 0 {
+				return fmt.Errorf("%w: did you mean %s?", err, strings.Join(like, " or "))
+			}
+			return err
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	for _, g := range []struct {
 		title    string

@@ -92,7 +92,7 @@ func TestMigrate(t *testing.T) {
 
 	// As text, and with one mode.
 	out, status := s.migrate(nil, "--config", file("ipvs"), "--manifests", s.dir, "--mode", "nftables")
-	for _, want := range []string{"kube-proxy runs in the mode ipvs. In Slipstream's mode nftables, 0 things stop, ", "\nMode nftables\n", "  Service default/web\n    differs  external-local: ", "  Services without a change of their own: 1\n", "\nConfiguration for the mode nftables:\n", "\n- all\n"} {
+	for _, want := range []string{"kube-proxy runs in the mode ipvs. In Slipstream's mode nftables, what stops working: 0, what differs: ", "\nMode nftables\n", "  Service default/web\n    differs  external-local: ", "  Services without a change of their own: 1\n", "\nConfiguration for the mode nftables:\n", "\n- all\n"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in the output:\n%s", want, out)
 		}

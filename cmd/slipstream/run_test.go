@@ -202,17 +202,18 @@ func TestScaling(t *testing.T) {
 func TestFlagErrors(t *testing.T) {
 	dir := t.TempDir()
 	cases := map[string][]string{
-		"--kubeconfig":                                                   {"run"},
-		"--nodeport-addresses[0]: Invalid":                               {"fastpath", "--manifests", dir, "--nodeport-addresses", "x"},
-		"unknown flag: --no-such-flag":                                   {"run", "--no-such-flag"},
-		"--scope=services: where is the":                                 {"fastpath"},
-		"--fastpath-threshold: Invalid value: -1":                        {"fastpath", "--fastpath-threshold=-1"},
-		`--pod: "web" is not an IP address`:                              {"flows", "flush", "--pod", "web"},
-		"--ipvs-exclude-cidrs[0]: Invalid":                               {"cleanup", "--ipvs-exclude-cidrs", "10.0.0.1"},
-		"--exclude-pods (fastPath.excludePods) needs the Kubernetes API": {"fastpath", "--scope", "all", "--exclude-pods", "true"},
-		`--exclude-pods: Invalid value: "pod.label"`:                     {"fastpath", "--exclude-pods", "pod.label"},
-		`"-o, --output" flag: must be one of text, json`:                 {"flows", "-o", "yaml"},
-		`unknown command "no-such-thing"`:                                {"no-such-thing"},
+		"--kubeconfig":                                                               {"run"},
+		"--nodeport-addresses[0]: Invalid":                                           {"fastpath", "--manifests", dir, "--nodeport-addresses", "x"},
+		"unknown flag: --no-such-flag":                                               {"run", "--no-such-flag"},
+		"--scope=services: where is the":                                             {"fastpath"},
+		"--fastpath-threshold: Invalid value: -1":                                    {"fastpath", "--fastpath-threshold=-1"},
+		`--pod: "web" is not an IP address`:                                          {"flows", "flush", "--pod", "web"},
+		"--ipvs-exclude-cidrs[0]: Invalid":                                           {"cleanup", "--ipvs-exclude-cidrs", "10.0.0.1"},
+		"--exclude-pods (fastPath.excludePods) needs the Kubernetes API":             {"fastpath", "--scope", "all", "--exclude-pods", "true"},
+		`--exclude-pods: Invalid value: "pod.label"`:                                 {"fastpath", "--exclude-pods", "pod.label"},
+		`"-o, --output" flag: must be one of text, json`:                             {"flows", "-o", "yaml"},
+		`unknown command "no-such-thing" for "slipstream" (see 'slipstream --help')`: {"no-such-thing"},
+		`did you mean status? (see 'slipstream --help')`:                             {"statsu"},
 	}
 	for want, args := range map[string]string{
 		`--cluster-cidr: Invalid value: "10.0.0.0": must be a range of addresses`:                         "--cluster-cidr 10.0.0.0",

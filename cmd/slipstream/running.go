@@ -47,7 +47,7 @@ func running(socket string, orKubeProxy bool) string {
 	for line := range strings.Lines(string(sockets)) {
 		const flags, path, listens = 3, 7, "00010000"
 		if f := strings.Fields(line); len(f) > path && (f[path] == socket || f[path] == instanceSocket) && f[flags] == listens {
-			return "slipstream, which listens on " + f[path]
+			return fmt.Sprintf("slipstream (it listens on %s)", f[path])
 		}
 	}
 	own, _ := os.Readlink("/proc/self/ns/net")

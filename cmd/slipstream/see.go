@@ -95,7 +95,7 @@ const (
 )
 
 func (e exitStatus) Error() string {
-	return map[exitStatus]string{exitProblems: "there are problems", exitNoProxy: "no proxy runs"}[e]
+	return map[exitStatus]string{exitProblems: "there are problems", exitNoProxy: "no proxy answers"}[e]
 }
 
 // seeOptions are the flags of the commands that ask a running proxy.
@@ -226,7 +226,7 @@ func newStatus() *cobra.Command {
 		Long: `Status shows on one screen what the proxy on this node does and whether it is well:
 what is programmed, how long changes take, how full the kernel's tables are, problems with
 their remedies, and the last warnings. It asks the running proxy over its Unix socket, which
-takes root. If no proxy runs, it lists what the kernel has of Slipstream.
+takes root. If no proxy answers, it lists what the kernel has of Slipstream.
 
 The exit status is
   0  the proxy is well
@@ -348,8 +348,20 @@ if net.netfilter.nf_conntrack_acct is set.`,
 // addSelection adds the flags that select and order Services.
 func (o *servicesOptions) addSelection(cmd *cobra.Command, sort string) {
 	cmd.Flags().StringVarP(&o.namespace, "namespace", "n", "", "only Services of this namespace")
+	_ = cmd.RegisterFlagCompletionFunc("namespace", o.completeNamespace)
 	o.sort = sort
 	addChoice(cmd, "sort", "", &choice{&o.sort, slices.Sorted(maps.Keys(orders))}, "order, the most first, of endpoints the fewest")
+}
+
+// completeNamespace offers the namespaces that have Services.
+func (o *servicesOptions) completeNamespace(cmd *cobra.Command, _ []string, _ string) (all []string, _ cobra.ShellCompDirective) {
+	var services []see.Service
+	_ = see.Ask(cmd.Context(), o.socket, "/services", nil, &services)
+	for _, s := range services {
+		all = append(all, s.Namespace)
+	}
+	slices.Sort(all)
+	return slices.Compact(all), cobra.ShellCompDirectiveNoFileComp
 }
 
 // complete offers names of Services.
@@ -397,7 +409,7 @@ func (o *servicesOptions) show(ctx context.Context, out io.Writer, name string) 
 	case err != nil:
 		return err
 	case len(all) == 0 && name != "":
-		return fmt.Errorf("this proxy serves no Service %s (a headless Service, and one of type ExternalName, has no frontends)", name)
+		return fmt.Errorf("this proxy serves no Service %s (see 'slipstream services'; a headless Service, and one of type ExternalName, has no frontends)", name)
 	case o.output == "json":
 		return writeJSON(out, all)
 	case name != "":

@@ -228,6 +228,8 @@ func TestServices(t *testing.T) {
 	}
 	names, _ := s.see("__complete", "services", "--socket", socket, "")
 	contains(t, names, "default/empty\ndefault/states\ndefault/web\n")
+	namespaces, _ := s.see("__complete", "explain", "--socket", socket, "-n", "")
+	contains(t, namespaces, "default\n:4\n")
 
 	service, _, _ := strings.Cut(states, "---\n")
 	s.save("states.yaml", service)

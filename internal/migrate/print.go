@@ -18,7 +18,7 @@ func (r *Report) Write(to io.Writer) error {
 		for _, f := range m.all() {
 			n[f.Severity]++
 		}
-		fmt.Fprintf(&b, "kube-proxy runs in the mode %s. In Slipstream's mode %s, %d things stop, %d differ, %d need a look.\n",
+		fmt.Fprintf(&b, "kube-proxy runs in the mode %s. In Slipstream's mode %s, what stops working: %d, what differs: %d, what needs a look: %d.\n",
 			r.From, m.Mode, n[Stops], n[Differs], n[Action])
 	}
 	for _, m := range r.Modes {
