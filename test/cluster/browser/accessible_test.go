@@ -19,6 +19,10 @@ var axe string
 const violations = `axe.run({runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}).then(r => r.violations.map(v =>
 	v.id + ": " + v.help + v.nodes.map(n => "\n\t" + n.target + " " + n.any.concat(n.all).map(c => c.message)).join("")).join("\n"))`
 
+// hidden names what the visitor would have to scroll sideways for: the picture of a Service, and which Services and endpoints are used.
+const hidden = `[...document.querySelectorAll("svg.picture, #table :is(th, td):nth-child(3), #service details[open] :is(th, td):nth-child(2)")]
+	.filter(e => e.getBoundingClientRect().right > innerWidth).map(e => e.tagName === "svg" ? "the picture" : e.textContent)[0] ?? ""`
+
 // Each view is as WCAG 2.2 AA asks, on a telephone, a tablet and a desk, in light and in dark, and does not scroll sideways.
 func TestAccessible(t *testing.T) {
 	startProxy(t, service(0, 6)+service(1, 150)+service(2, 0))
@@ -43,6 +47,9 @@ func TestAccessible(t *testing.T) {
 				text(t, ctx, v.selector, v.part)
 				if found := axeFinds(t, ctx); found != "" {
 					t.Errorf("%s:\n%s", name, found)
+				}
+				if cut := evaluate(t, ctx, hidden); cut != "" {
+					t.Errorf("%s: %s is cut", name, cut)
 				}
 				if wide := evaluate(t, ctx, `String(Math.max(document.documentElement.scrollWidth - innerWidth, 0))`); wide != "0" {
 					t.Errorf("%s is %s pixels wider than the window", name, wide)

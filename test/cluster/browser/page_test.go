@@ -156,6 +156,7 @@ func TestPage(t *testing.T) {
 	do(t, ctx, chromedp.KeyEvent(kb.Enter))
 	text(t, ctx, "#service-name", "shop/web-000")
 	text(t, ctx, "#service", "5 of 6 endpoints are ready", "10.96.0.1:80/TCP", "Policy Cluster", "not ready", "Zone zone-c, this node", "new connections a second")
+	text(t, ctx, "#service ul", "10.96.0.1:80/TCP: ClusterIP (explain)", "Policy Cluster: ready endpoints; 5 backends, random")
 	text(t, ctx, "#service svg", " connections, ", "/s, ", "bit/s") // a measured rate
 	text(t, ctx, "#service details", "All 6 endpoints", "Cluster: not ready")
 	do(t, ctx, chromedp.Focus("#service summary"), chromedp.KeyEvent(kb.Enter), chromedp.WaitVisible("#service details[open]"))

@@ -75,7 +75,7 @@ func startProxy(t *testing.T, manifests string) (change func(manifests string)) 
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		_ = p.Kill()
+		_ = p.Close() // the next proxy starts once this one has ended
 		if text, _ := os.ReadFile(log.Name()); t.Failed() {
 			t.Logf("the proxy's log:\n%s", text)
 		}

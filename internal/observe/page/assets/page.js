@@ -81,8 +81,8 @@ function drawChanges(changes) {
   chart = new uPlot({
     ...chartSize(),
     scales: { x: { range: [Math.min(at[0], now - 60), now] }, y: { distr: 3 } },
-    axes: [axis, { ...y, values: (_, ticks) => ticks.map((t) => (t === null ? "" : duration(t * 1e9))) }],
-    series: [{ label: "At" }, points("Programming the kernel", "--accent"), points("Lag behind the cluster", "--warn")],
+    axes: [{ ...axis, space: 80, values: (_, ticks) => ticks.map((t) => new Date(t * 1e3).toLocaleTimeString([], { hourCycle: "h23" })) }, { ...y, values: (_, ticks) => ticks.map((t) => (t === null ? "" : duration(t * 1e9))) }],
+    series: [{ label: "At", value: (_, t) => (t === null ? "" : time(t * 1e3)) }, points("Programming the kernel", "--accent"), points("Lag behind the cluster", "--warn")],
   }, [at, changes.map((c) => seconds(c.tookNanoseconds)), changes.map((c) => seconds(c.lagNanoseconds))], box);
 }
 

@@ -23,7 +23,7 @@ function box(parent, column, y, first, second, className = "") {
   const g = svg("g");
   g.append(
     svg("rect", { class: "node", x: column.x, y, width: column.width, height: rowHeight - 4, rx: 4 }),
-    svg("text", { x: column.x + 8, y: y + 15 }, cut(first, 40)),
+    svg("text", { x: column.x + 8, y: y + 15 }, cut(first, column.width / 6.8)),
     svg("text", { x: column.x + 8, y: y + 30, class: `small ${className}` }, cut(second, column.width / 6.5)),
     svg("title", {}, `${first}\n${second}`));
   parent.append(g);
@@ -35,21 +35,28 @@ function arrow(parent, from, to, share) {
   parent.prepend(svg("path", { d: `M${x1},${y1} C${x},${y1} ${x},${y2} ${x2},${y2}`, "stroke-width": 1 + 4 * share }));
 }
 
+// about says what a frontend is, where it is served and for whom.
+function about(f) {
+  if (f.owner) return `taken by ${f.owner}`;
+  return [f.kind, f.servedAt && ` at ${f.servedAt.join(", ")}`, f.sourceRanges && `, for clients in ${f.sourceRanges} only`].filter(Boolean).join("");
+}
+
+const chosen = (p) => (p.backends ? `${p.backends} backends, ${p.algorithm}` : `no backend: ${p.ifEmpty}`);
+
 // picture draws a Service port: frontends, what the policies choose, endpoints by zone and node.
 export function picture(service, port, i) {
   const traffic = service.traffic?.[i];
-  const name = `${port.name || "port"} (${port.protocol}, ${port.family})`;
+  const name = `Port ${port.name.split(":").slice(1).concat(`(${port.protocol}, ${port.family})`).join(" ")}`;
   const root = svg("svg", { class: "picture", role: "img", "aria-label": `${name}: frontends, policies and endpoints` });
   const frontends = port.frontends ?? [], pools = port.pools ?? [], endpoints = (port.endpoints ?? [])
     .sort((a, b) => (a.zone ?? "").localeCompare(b.zone ?? "") || b.here - a.here).slice(0, most);
   const poolAt = {};
   pools.forEach((p, n) => {
-    const text = p.backends ? `${p.backends} backends, ${p.algorithm}` : `no backend: ${p.ifEmpty}`;
-    poolAt[p.scope] = box(root, middle, headHeight + n * (rowHeight + gap), `Policy ${p.scope}: ${p.takes}`, text, p.backends ? "" : "bad");
+    poolAt[p.scope] = box(root, middle, headHeight + n * (rowHeight + gap), `${p.scope}: ${p.takes}`, chosen(p), p.backends ? "" : "bad");
   });
   const total = traffic?.total;
   frontends.forEach((f, n) => {
-    const at = box(root, left, headHeight + n * (rowHeight + gap), f.address, f.owner ? `taken by ${f.owner}` : f.kind, f.owner ? "bad" : "");
+    const at = box(root, left, headHeight + n * (rowHeight + gap), f.address, about(f), f.owner ? "bad" : "");
     const pool = poolAt[f.kind === "ClusterIP" ? service.internalTrafficPolicy : service.externalTrafficPolicy] ?? Object.values(poolAt)[0];
     if (pool && !f.owner) arrow(root, at.out, pool.in, 0.2);
   });
@@ -87,7 +94,14 @@ export function picture(service, port, i) {
     service.affinitySeconds ? `session affinity for ${service.affinitySeconds} s` : "",
     port.endpoints?.length > most ? `${most} endpoints are drawn` : "",
   ].filter(Boolean).join("; ");
-  return element("div", {}, element("h3", {}, name), element("p", { className: "note" }, `${facts}.`), scroll(`Picture of ${name}`, root), list(port, traffic));
+  return element("div", {}, element("h3", {}, name), element("p", { className: "note" }, `${facts}.`), scroll(`Picture of ${name}`, root), words(frontends, pools), list(port, traffic));
+}
+
+// words say what the picture shows beside the endpoints, also where there is no picture.
+function words(frontends, pools) {
+  return element("ul", {},
+    ...frontends.map((f) => element("li", {}, `${f.address}: ${about(f)} (`, element("a", { href: `#explain//${encodeURIComponent(f.servedAt?.[0] ?? f.address)}`, ariaLabel: `Explain ${f.address}` }, "explain"), ")")),
+    ...pools.map((p) => element("li", { className: p.backends ? "" : "bad" }, `Policy ${p.scope}: ${p.takes.replace(/,$/, "")}; ${chosen(p)}`)));
 }
 
 // scroll is a region that scrolls sideways, also by the keyboard.
@@ -96,13 +110,13 @@ function scroll(name, content) {
 }
 
 // The style sheet hides the picture in a window as narrow as this.
-const narrow = matchMedia("(max-width: 40rem)");
+const narrow = matchMedia("(max-width: 62rem)");
 
 // list has all endpoints as a table, also for those who do not see the picture.
 function list(port, traffic) {
   const cells = (tag, all) => element("tr", {}, ...all.map((text) => element(tag, tag === "th" ? { scope: "col" } : {}, String(text))));
-  const rows = (port.endpoints ?? []).map((e) => cells("td", [e.address, e.node, e.zone ?? "", e.ready ? "ready" : "not ready", Object.entries(e.use).map(([scope, use]) => `${scope}: ${use}`).join(", "),
-    traffic?.endpoints?.[e.address]?.connections ?? 0]));
+  const rows = (port.endpoints ?? []).map((e) => cells("td", [e.address, Object.entries(e.use).map(([scope, use]) => `${scope}: ${use}`).join(", "),
+    traffic?.endpoints?.[e.address]?.connections ?? 0, e.ready ? "ready" : "not ready", e.node, e.zone ?? ""]));
   return element("details", { open: narrow.matches }, element("summary", {}, `All ${rows.length} endpoints`), scroll("Endpoints",
-    element("table", {}, element("thead", {}, cells("th", ["Endpoint", "Node", "Zone", "Ready", "Use", "Connections"])), element("tbody", {}, ...rows))));
+    element("table", {}, element("thead", {}, cells("th", ["Endpoint", "Use", "Connections", "Ready", "Node", "Zone"])), element("tbody", {}, ...rows))));
 }
