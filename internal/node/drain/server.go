@@ -305,7 +305,7 @@ func (s *Server) watch(ctx context.Context) {
 		s.mu.Lock()
 		idle := len(s.to) == 0
 		s.mu.Unlock()
-		var lost bool
+		lost := false
 		var err error
 		switch {
 		case idle && events != nil:
@@ -313,11 +313,9 @@ func (s *Server) watch(ctx context.Context) {
 			events = nil
 		case !idle && events == nil:
 			events, err = ctnetlink.Listen(0, nil, unix.NFNLGRP_CONNTRACK_NEW)
-		}
-		if events != nil && err == nil {
-			var some bool
-			some, err = events.Read(s.event)
-			lost = lost || some
+			lost = true // those that came since the first pod asked
+		case events != nil:
+			lost, err = events.Read(s.event)
 		}
 		if lost || err != nil {
 			s.lost()
