@@ -3,7 +3,7 @@
 #
 # Measures what the fast path gains and costs: all that docs/performance.md reports of
 # it. If this kernel has no flowtables, the User Mode Linux test kernel is measured
-# instead (test/README.md). Takes about 10 minutes; needs root.
+# instead (test/README.md). Takes some minutes; needs root.
 #
 #   fastpath.sh [directory]   for the results: tables, JSON
 #
@@ -41,8 +41,5 @@ measure() {
 
 measure throughput 30 --paths off,1,20 --measure aggregated,packets,udp
 measure crr 60 --paths off,1,20 --measure crr
-measure throughput-ipv6 15 --paths off,1,20 --family ipv6 --measure packets,udp
-measure throughput-two-nodes 15 --paths off,1,20 --nodes 2 --measure packets,udp
-measure crr-two-nodes 30 --paths off,1,20 --nodes 2 --measure crr
 echo
 echo "results are in $out"

@@ -105,7 +105,7 @@ pods' interfaces, as usual, and with GSO, TSO and GRO off (packets), and the mac
 processor time for them; UDP datagrams a second, and the cost of forwarding one packet (udp);
 requests on one connection (rr); and connections of one request and one response (crr).
 
-One node that forwards, or two, is between the client's pod and the only backend; all are
+One node that forwards is between the client's pod and the only backend; all are
 network namespaces of this machine. Each round has a turn of each path, in an order that
 changes. The table has medians, and their ratios to the first path in the same round. A path
 that the kernel cannot have is named in a note. Measure on a quiet machine.`,

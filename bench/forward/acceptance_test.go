@@ -73,22 +73,16 @@ func startStream(t *testing.T, separate bool) *ongoing {
 		t.Skip("takes a minute or three; not with -short")
 	}
 	kerneltest.Require(t, kerneltest.Flowtable)
-	s := &ongoing{network: testNetwork(t, Options{Nodes: 1, Family: FamilyIPv4}), t: t, ended: make(chan error, 1)}
+	s := &ongoing{network: testNetwork(t), t: t, ended: make(chan error, 1)}
 	server, err := s.streamServer(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = server.Kill() })
 	if separate {
-		restore, err := s.disableAggregation()
-		if err != nil {
+		if err := s.disableAggregation(); err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() {
-			if err := restore(); err != nil {
-				t.Error(err)
-			}
-		})
 	}
 	if err := s.set(t.Context(), offAndOn[1]); err != nil {
 		t.Fatal(err)
@@ -136,11 +130,11 @@ func (s *ongoing) pairs(n int) {
 func (s *ongoing) turn(path int) float64 {
 	s.t.Helper()
 	// Not by network.set, which has conntrack forget the connection.
-	if err := s.nodes[0].setFastPath(s.t.Context(), offAndOn[path]); err != nil {
+	if err := s.node.setFastPath(s.t.Context(), offAndOn[path]); err != nil {
 		s.t.Fatal(err)
 	}
 	time.Sleep(settling)
-	before, err := countPackets(s.nodes[0].Node, false)
+	before, err := countPackets(s.node.Node, false)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -149,7 +143,7 @@ func (s *ongoing) turn(path int) float64 {
 	time.Sleep(counting)
 	bytesAfter, _ := sent(s.t, s.client)
 	took := time.Since(start)
-	after, err := countPackets(s.nodes[0].Node, true)
+	after, err := countPackets(s.node.Node, true)
 	if err != nil {
 		s.t.Fatal(err)
 	}

@@ -18,7 +18,7 @@ var (
 	rrRate        = bench.Quantity("rr_rate", "requests and responses a second, one connection", bench.PerSecond, bench.More)
 )
 
-// firewall adds rules to each node's forward hook, as a firewall has them.
+// firewall adds rules to the node's forward hook, as a firewall has them.
 func (m *measurement) firewall(ctx context.Context) error {
 	const table = `table inet bench-firewall {
 	chain forward {
@@ -29,12 +29,8 @@ func (m *measurement) firewall(ctx context.Context) error {
 	}
 }
 `
-	for _, n := range m.nodes {
-		if _, err := n.Run(ctx, "nft", table); err != nil {
-			return fmt.Errorf("%s: %w", n.Name(), err)
-		}
-	}
-	return nil
+	_, err := m.node.Run(ctx, "nft", table)
+	return err
 }
 
 // requestsOnOne measures requests of a byte, one after the other on one connection (TCP_RR).

@@ -41,24 +41,20 @@ func (m *measurement) floods(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, echo.Close()) }()
-	references, undo, err := m.divert(ctx)
+	undo, err := m.divert(ctx)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, undo()) }()
-	series := []bench.Series{datagrams}
-	for _, r := range references {
-		series = append(series, r.Series)
-	}
 	return m.turns(ctx, true, func(ctx context.Context) (values, error) {
-		return m.floodTurn(ctx, references, time.Duration(m.options.Seconds)*time.Second)
-	}, series...)
+		return m.floodTurn(ctx, time.Duration(m.options.Seconds)*time.Second)
+	}, datagrams, packetCost, pathCost)
 }
 
 // floodTurn counts the datagrams of a flood where they are dropped, and measures the cost
 // of one: the median of the differences of neighbouring batches.
-func (n *network) floodTurn(ctx context.Context, references []reference, d time.Duration) (values, error) {
-	if n.linked || n.sockets { // no node has the references; sockets of UDP are left alone
+func (n *network) floodTurn(ctx context.Context, d time.Duration) (values, error) {
+	if n.linked || n.sockets { // the node does not have the references; sockets of UDP are left alone
 		return nil, nil
 	}
 	before, err1 := arrived(&n.server.Machine)
@@ -120,31 +116,30 @@ func (n *network) flood(ctx context.Context, d time.Duration, references ...refe
 }
 
 // reference is a port of the Service's address that the Service does not have, with a fate of
-// datagrams to it as they arrive on the first node. The cost is that of a datagram to the Service beyond
+// datagrams to it as they arrive on the node. The cost is that of a datagram to the Service beyond
 // that of a datagram to the reference.
 type reference struct {
 	bench.Series
 	port uint16
 }
 
+var references = []reference{{packetCost, floodPort.port + 1}, {pathCost, floodPort.port + 2}}
+
 // divert has datagrams to the Service dropped as they arrive in the server's pod, those to the first
-// reference as they arrive on the first node, and those to the second one redirected to the server's link
-// there. It returns the references that this network can have: a packet cannot be redirected to a
-// link of another node. A program of tcx does that, as the fast path leaves out interfaces with chains or
+// reference as they arrive on the node, and those to the second one redirected to the server's link
+// there. A program of tcx does that, as the fast path leaves out interfaces with chains or
 // filters of tc. It comes before the fast path's.
-func (n *network) divert(ctx context.Context) (all []reference, undo func() error, err error) {
-	all = []reference{{packetCost, floodPort.port + 1}, {pathCost, floodPort.port + 2}}[:min(2, 3-len(n.nodes))]
-	node, pod := &n.nodes[0].Machine, &n.server.Machine
+func (n *network) divert(ctx context.Context) (undo func() error, err error) {
+	node, pod := &n.node.Machine, &n.server.Machine
 	in, err1 := node.Netlink().LinkByName(n.client.NodeLink())
-	out, err2 := n.server.Node().Netlink().LinkByName(n.server.NodeLink())
+	out, err2 := node.Netlink().LinkByName(n.server.NodeLink())
 	if err := errors.Join(err1, err2); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	protocol, port := int32(14+9), int32(14+20+2)
-	if n.ipv6 {
-		protocol, port = 14+6, 14+40+2
-	}
-	const next, drop = -1, 2 // TCX_NEXT, TCX_DROP
+	const (
+		protocol, port = 14 + 9, 14 + 20 + 2 // behind Ethernet's header, and IPv4's without options
+		next, drop     = -1, 2               // TCX_NEXT, TCX_DROP
+	)
 	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, AttachType: ebpf.AttachTCXIngress, License: "GPL", Instructions: asm.Instructions{
 		asm.Mov.Reg(asm.R6, asm.R1),
 		asm.LoadAbs(protocol, asm.Byte),
@@ -162,7 +157,7 @@ func (n *network) divert(ctx context.Context) (all []reference, undo func() erro
 		asm.Return(),
 	}})
 	if err != nil {
-		return nil, nil, fmt.Errorf("flood: %w", err)
+		return nil, fmt.Errorf("flood: %w", err)
 	}
 	defer program.Close()
 	var l link.Link
@@ -171,13 +166,13 @@ func (n *network) divert(ctx context.Context) (all []reference, undo func() erro
 		return err
 	})
 	if err != nil {
-		return nil, nil, fmt.Errorf("flood: this needs tcx (Linux 6.6): %w", err)
+		return nil, fmt.Errorf("flood: this needs tcx (Linux 6.6): %w", err)
 	}
 	const drops = "table netdev bench {\nchain ingress {\ntype filter hook ingress device %q priority -500\nudp dport %d-%d udp length %d drop\n}\n}"
 	if _, err := pod.Run(ctx, "nft", fmt.Sprintf(drops, podLink, floodPort.port, floodPort.port+2, datagramSize+8)); err != nil {
-		return nil, nil, errors.Join(err, l.Close())
+		return nil, errors.Join(err, l.Close())
 	}
-	return all, func() error {
+	return func() error {
 		_, err := pod.Run(context.WithoutCancel(ctx), "nft", "delete table netdev bench")
 		return errors.Join(err, l.Close())
 	}, nil
@@ -185,7 +180,7 @@ func (n *network) divert(ctx context.Context) (all []reference, undo func() erro
 
 type batch struct {
 	conn     *net.UDPConn
-	packets  *ipv4.PacketConn // the same system call is used for IPv6
+	packets  *ipv4.PacketConn
 	messages []ipv4.Message
 }
 

@@ -33,33 +33,27 @@ func skipWithoutTCX(t *testing.T, err error) {
 // looked at.
 func TestThroughput(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTBinary)
-	for _, o := range []Options{{Rounds: 1, Nodes: 1, Family: FamilyIPv6}, {Rounds: 1, Nodes: 2, Family: FamilyIPv4}} {
-		t.Run(o.Family, func(t *testing.T) {
-			o.Seconds, o.Measures, o.Paths, o.Connections, o.Streams = 3, []string{"aggregated", "packets", "udp"}, thresholds, 100, 1 // a busy machine carries few packets in one second
-			r, err := bench.Run(bounded(t), "forward", &o)
-			skipWithoutTCX(t, err)
-			if err != nil {
-				t.Fatal(err)
+	// A busy machine carries few packets in one second.
+	o := Options{Rounds: 1, Seconds: 3, Measures: []string{"aggregated", "packets", "udp"}, Paths: thresholds, Connections: 100, Streams: 1}
+	r, err := bench.Run(bounded(t), "forward", &o)
+	skipWithoutTCX(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
+	settings := o.settings()
+	aggregated, packets, udp := slowPath(streamAggregated.Name), slowPath(streamPackets.Name), slowPath(datagrams.Name)
+	checkResult(t, r, &o, streamAggregated, streamAggregatedBest, cpuAggregated, aggregated, datagrams, packetCost, pathCost, udp,
+		streamPackets, streamPacketsBest, cpuPackets, packets)
+	for _, slow := range []bench.Series{aggregated, packets, udp} {
+		for i, o := range r.Find(slow.Name).Outcomes {
+			least, most := 95.0, 100.0
+			if settings[i].Threshold > 0 {
+				least, most = 0, 10
 			}
-			settings := o.settings()
-			aggregated, packets, udp := slowPath(streamAggregated.Name), slowPath(streamPackets.Name), slowPath(datagrams.Name)
-			want := []bench.Series{streamAggregated, streamAggregatedBest, cpuAggregated, aggregated, streamPackets, streamPacketsBest, cpuPackets, packets, datagrams, packetCost}
-			if r.Find(pathCost.Name) != nil && o.Nodes == 1 { // where the kernel supports it
-				want = append(want, pathCost)
+			if o.Median < least || o.Median > most {
+				t.Errorf("%s, %s: %.1f %% of the packets took the slow path, want %v to %v", slow.Name, settings[i].Name, o.Median, least, most)
 			}
-			checkResult(t, r, &o, append(want, udp)...)
-			for _, slow := range []bench.Series{aggregated, packets, udp} {
-				for i, o := range r.Find(slow.Name).Outcomes {
-					least, most := 95.0, 100.0
-					if settings[i].Threshold > 0 {
-						least, most = 0, 10
-					}
-					if o.Median < least || o.Median > most {
-						t.Errorf("%s, %s: %.1f %% of the packets took the slow path, want %v to %v", slow.Name, settings[i].Name, o.Median, least, most)
-					}
-				}
-			}
-		})
+		}
 	}
 }
 
@@ -67,21 +61,17 @@ func TestThroughput(t *testing.T) {
 // ebpf offloads few: they are over when it gets to them.
 func TestCRR(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTables)
-	for _, o := range []Options{{Rounds: 2, Nodes: 1, Family: FamilyIPv4}, {Rounds: 1, Nodes: 2, Family: FamilyIPv6}} {
-		t.Run(o.Family, func(t *testing.T) {
-			o.Seconds, o.Measures, o.Paths, o.Connections, o.Streams = 1, []string{"crr"}, thresholds, 100, 1
-			r, err := bench.Run(bounded(t), "forward", &o)
-			if err != nil {
-				t.Fatal(err)
-			}
-			slow, settings := slowPath(crrRate.Name), o.settings()
-			checkResult(t, r, &o, append(slices.Clone(crrSeries), slow)...)
-			for i, o := range r.Find(slow.Name).Outcomes {
-				if s := settings[i]; s.Threshold == 1 && o.Median > 90 && kerneltest.Flowtable.Probe() == nil || s.Threshold != 1 && o.Median < 95 {
-					t.Errorf("%s: %.1f %% of the packets took the slow path", s.Name, o.Median)
-				}
-			}
-		})
+	o := Options{Rounds: 2, Seconds: 1, Measures: []string{"crr"}, Paths: thresholds, Connections: 100, Streams: 1}
+	r, err := bench.Run(bounded(t), "forward", &o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	slow, settings := slowPath(crrRate.Name), o.settings()
+	checkResult(t, r, &o, append(slices.Clone(crrSeries), slow)...)
+	for i, o := range r.Find(slow.Name).Outcomes {
+		if s := settings[i]; s.Threshold == 1 && o.Median > 90 && kerneltest.Flowtable.Probe() == nil || s.Threshold != 1 && o.Median < 95 {
+			t.Errorf("%s: %.1f %% of the packets took the slow path", s.Name, o.Median)
+		}
 	}
 }
 
@@ -89,7 +79,7 @@ func TestCRR(t *testing.T) {
 func TestCompare(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTBinary, kerneltest.TCX)
 	o := Options{
-		Rounds: 1, Nodes: 1, Family: FamilyIPv4, Paths: []string{"off", "flowtable", "ebpf", "sockets", "direct", "link"}, Measures: measureNames(),
+		Rounds: 1, Paths: []string{"off", "flowtable", "ebpf", "sockets", "direct", "link"}, Measures: measureNames(),
 		Seconds: 1, Connections: 100, Streams: 2, Firewall: true,
 	}
 	r, err := bench.Run(bounded(t), "forward", &o)
@@ -155,10 +145,9 @@ func checkResult(t *testing.T, r *bench.Result, o *Options, want ...bench.Series
 }
 
 // With aggregation off, no packet on the pods' links is larger than a link's MTU.
-// Afterwards it is as before.
 func TestDisableAggregation(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTables)
-	n := testNetwork(t, Options{Nodes: 1, Family: FamilyIPv4})
+	n := testNetwork(t)
 	server, err := n.streamServer(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -177,18 +166,11 @@ func TestDisableAggregation(t *testing.T) {
 	if size := meanSize(); size < 2*mtu {
 		t.Errorf("aggregated: %.0f bytes in a packet, want many segments", size)
 	}
-	restore, err := n.disableAggregation()
-	if err != nil {
+	if err := n.disableAggregation(); err != nil {
 		t.Fatal(err)
 	}
 	if size := meanSize(); size > mtu+header {
 		t.Errorf("separate: %.0f bytes in a packet, want at most %d", size, mtu+header)
-	}
-	if err := restore(); err != nil {
-		t.Fatal(err)
-	}
-	if size := meanSize(); size < 2*mtu {
-		t.Errorf("aggregated again: %.0f bytes in a packet, want many segments", size)
 	}
 }
 
@@ -208,17 +190,17 @@ func sent(t *testing.T, pod *lab.Pod) (bytes, packets uint64) {
 // without the server seeing it.
 func TestDiverted(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTBinary)
-	n := testNetwork(t, Options{Nodes: 1, Family: FamilyIPv4})
+	n := testNetwork(t)
 	server, err := n.server.Serve(lab.UDP, n.backend(floodPort))
 	if err != nil {
 		t.Fatal(err)
 	}
-	all, undo, err := n.divert(t.Context())
+	undo, err := n.divert(t.Context())
 	skipWithoutTCX(t, err)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, r := range all {
+	for _, r := range references {
 		b, err := n.newBatch(r.port)
 		if err != nil {
 			t.Fatal(err)
@@ -273,16 +255,16 @@ func TestInterrupted(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTBinary)
 	ctx, cancel := context.WithTimeout(t.Context(), 1500*time.Millisecond)
 	defer cancel()
-	o := Options{Rounds: 100, Nodes: 1, Family: FamilyIPv4, Paths: thresholds, Measures: []string{"packets"}, Seconds: 10, Connections: 100, Streams: 1}
+	o := Options{Rounds: 100, Paths: thresholds, Measures: []string{"packets"}, Seconds: 10, Connections: 100, Streams: 1}
 	_, err := bench.Run(ctx, "forward", &o)
 	if err == nil || err.Error() != "interrupted" {
 		t.Errorf("error %v, want only that it was interrupted", err)
 	}
 }
 
-func testNetwork(t *testing.T, o Options) *network {
+func testNetwork(t *testing.T) *network {
 	t.Helper()
-	n, err := newNetwork(t.Context(), &o)
+	n, err := newNetwork(t.Context(), &Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

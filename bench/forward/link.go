@@ -35,7 +35,7 @@ func (n *network) addLink() error {
 	for pod, other := range map[*lab.Pod]*lab.Pod{n.client: n.server, n.server: n.client} {
 		err := pod.Netlink().NeighSet(&netlink.Neigh{
 			LinkIndex: ends[pod].Attrs().Index, State: netlink.NUD_PERMANENT,
-			IP: other.Addr(n.ipv6).AsSlice(), HardwareAddr: ends[other].Attrs().HardwareAddr,
+			IP: other.Addr(false).AsSlice(), HardwareAddr: ends[other].Attrs().HardwareAddr,
 		})
 		if err != nil {
 			return fmt.Errorf("pod %s: neighbour %s: %w", pod.Name(), other.Name(), err)
@@ -49,9 +49,9 @@ func (n *network) useLink(_ context.Context, use bool) (err error) {
 	for pod, other := range map[*lab.Pod]*lab.Pod{n.client: n.server, n.server: n.client} {
 		link, failed := pod.Netlink().LinkByName(directLink)
 		if failed == nil {
-			to := other.Addr(n.ipv6)
+			to := other.Addr(false)
 			route := netlink.Route{
-				LinkIndex: link.Attrs().Index, Scope: netlink.SCOPE_LINK, Src: pod.Addr(n.ipv6).AsSlice(),
+				LinkIndex: link.Attrs().Index, Scope: netlink.SCOPE_LINK, Src: pod.Addr(false).AsSlice(),
 				Dst: &net.IPNet{IP: to.AsSlice(), Mask: net.CIDRMask(to.BitLen(), to.BitLen())},
 			}
 			if use {

@@ -28,11 +28,10 @@ import (
 
 type network struct {
 	lab            *lab.Lab
-	nodes          []*node
+	node           *node
 	client, server *lab.Pod
 	padding        int // Services beside the one that is measured
-	addresses
-	Setting // that was applied last
+	Setting            // that was applied last
 }
 
 // node forwards, with a Service proxy and, while it is on, the fast path.
@@ -46,22 +45,13 @@ type node struct {
 	stopped  chan error // what fastPath.Run returned
 }
 
-// addresses are a network's, of one family. The formats take the number of a node, from 1,
-// and of a pod on it.
-type addresses struct {
-	ipv6            bool
-	node, cidr, pod string
-	pods            netip.Prefix // of all nodes
-	clusterIP       netip.Addr
-}
-
-var addressesOf = map[string]addresses{
-	FamilyIPv4: {false, "192.168.100.1%d/24", "10.244.%d.0/24", "10.244.%d.%d", netip.MustParsePrefix("10.244.0.0/16"), netip.MustParseAddr("10.96.0.1")},
-	FamilyIPv6: {true, "fd00:1::1%d/64", "fd00:244:%d::/64", "fd00:244:%d::%d", netip.MustParsePrefix("fd00:244::/32"), netip.MustParseAddr("fd00:96::1")},
-}
+var (
+	pods      = netip.MustParsePrefix("10.244.1.0/24")
+	clusterIP = netip.MustParseAddr("10.96.0.1")
+)
 
 func newNetwork(ctx context.Context, o *Options) (n *network, err error) {
-	n = &network{addresses: addressesOf[o.Family], padding: o.Services}
+	n = &network{padding: o.Services}
 	if n.lab, err = lab.New(); err != nil {
 		return nil, err
 	}
@@ -70,43 +60,30 @@ func newNetwork(ctx context.Context, o *Options) (n *network, err error) {
 			err = errors.Join(err, n.close())
 		}
 	}()
-	for i := range o.Nodes {
-		m, err := n.lab.Node(fmt.Sprintf("node-%d", i+1), lab.NodeOptions{
-			Addresses: []netip.Prefix{netip.MustParsePrefix(fmt.Sprintf(n.node, i+1))},
-			PodCIDRs:  []netip.Prefix{netip.MustParsePrefix(fmt.Sprintf(n.cidr, i+1))},
-		})
-		if err != nil {
-			return nil, err
-		}
-		n.nodes = append(n.nodes, &node{Node: m})
+	n.node = &node{}
+	n.node.Node, err = n.lab.Node("node", lab.NodeOptions{
+		Addresses: []netip.Prefix{netip.MustParsePrefix("192.168.100.11/24")}, PodCIDRs: []netip.Prefix{pods},
+	})
+	if err != nil {
+		return nil, err
 	}
 	var err2 error
-	n.client, err = n.nodes[0].Pod("client", netip.MustParseAddr(fmt.Sprintf(n.pod, 1, 2)))
-	n.server, err2 = n.nodes[o.Nodes-1].Pod("server", netip.MustParseAddr(fmt.Sprintf(n.pod, o.Nodes, 3)))
+	n.client, err = n.node.Pod("client", lab.Nth(pods, 2))
+	n.server, err2 = n.node.Pod("server", lab.Nth(pods, 3))
 	if err := errors.Join(err, err2); err != nil {
 		return nil, err
 	}
-	for _, m := range n.nodes {
-		if err := n.program(ctx, m); err != nil {
-			return nil, fmt.Errorf("%s: %w", m.Name(), err)
-		}
+	if n.node.services, err = n.service(); err != nil {
+		return nil, err
 	}
-	return n, nil
+	if n.node.proxy, err = nftables.New(dataplane.Config{NetNS: n.node.FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit}); err != nil {
+		return nil, err
+	}
+	_, err = n.node.proxy.Reconcile(ctx, n.node.services)
+	return n, err
 }
 
-func (n *network) program(ctx context.Context, m *node) (err error) {
-	if m.services, err = n.service(m.Node); err != nil {
-		return err
-	}
-	m.proxy, err = nftables.New(dataplane.Config{NetNS: m.FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit})
-	if err != nil {
-		return err
-	}
-	_, err = m.proxy.Reconcile(ctx, m.services)
-	return err
-}
-
-// set applies a setting to all nodes, and forgets all connections.
+// set applies a setting to the node, and forgets all connections.
 func (n *network) set(ctx context.Context, s Setting) error {
 	before := n.Setting
 	n.Setting = s
@@ -120,14 +97,12 @@ func (n *network) set(ctx context.Context, s Setting) error {
 			}
 		}
 	}
-	for _, m := range n.nodes {
-		if err := m.setFastPath(ctx, s); err != nil {
-			return fmt.Errorf("%s: setting %q: %w", m.Name(), s.Name, err)
-		}
-		err := m.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) })
-		if err != nil {
-			return fmt.Errorf("%s: flush of connection tracking: %w", m.Name(), err)
-		}
+	if err := n.node.setFastPath(ctx, s); err != nil {
+		return fmt.Errorf("setting %q: %w", s.Name, err)
+	}
+	err := n.node.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) })
+	if err != nil {
+		return fmt.Errorf("flush of connection tracking: %w", err)
 	}
 	return nil
 }
@@ -162,7 +137,7 @@ func (m *node) stopFastPath() error {
 // a feature.Missing if the kernel lacks what the setting needs.
 func (n *network) probe(s Setting) (fastpath.Engine, error) {
 	if s.sockets {
-		b, err := socket.New(socket.Options{NetNS: n.nodes[0].FD()})
+		b, err := socket.New(socket.Options{NetNS: n.node.FD()})
 		if err != nil {
 			return "", feature.Missing{Feature: "sockets", Remedy: "see docs/sockets.md", Err: err}
 		}
@@ -171,7 +146,7 @@ func (n *network) probe(s Setting) (fastpath.Engine, error) {
 	if s.Threshold == 0 {
 		return "", nil
 	}
-	c, err := fastpath.New(fastpath.Config{NetNS: n.nodes[0].FD(), Threshold: 1, Engine: cmp.Or(s.Engine, fastpath.AutoEngine)})
+	c, err := fastpath.New(fastpath.Config{NetNS: n.node.FD(), Threshold: 1, Engine: cmp.Or(s.Engine, fastpath.AutoEngine)})
 	if err != nil {
 		return "", err
 	}
@@ -180,14 +155,14 @@ func (n *network) probe(s Setting) (fastpath.Engine, error) {
 }
 
 func (n *network) close() error {
-	var errs []error
-	for _, m := range n.nodes {
-		errs = append(errs, m.stopFastPath())
-		if m.proxy != nil {
-			errs = append(errs, m.proxy.Close())
+	var err error
+	if n.node != nil {
+		err = n.node.stopFastPath()
+		if n.node.proxy != nil {
+			err = errors.Join(err, n.node.proxy.Close())
 		}
 	}
-	return errors.Join(append(errs, n.lab.Close())...)
+	return errors.Join(err, n.lab.Close())
 }
 
 type servicePort struct {
@@ -207,30 +182,30 @@ func (n *network) frontend(p servicePort) netip.AddrPort {
 		return n.backend(p)
 	}
 	if n.rule {
-		return netip.AddrPortFrom(n.ruled(), p.port)
+		return netip.AddrPortFrom(ruled, p.port)
 	}
-	return netip.AddrPortFrom(n.clusterIP, p.port)
+	return netip.AddrPortFrom(clusterIP, p.port)
 }
 
 func (n *network) backend(p servicePort) netip.AddrPort {
-	return netip.AddrPortFrom(n.server.Addr(n.ipv6), p.port)
+	return netip.AddrPortFrom(n.server.Addr(false), p.port)
 }
 
-func (n *network) service(m *lab.Node) (*desired.Change, error) {
+func (n *network) service() (*desired.Change, error) {
 	var ports []corev1.ServicePort
 	for _, p := range []servicePort{streamPort, requestPort, floodPort} {
 		ports = append(ports, corev1.ServicePort{Name: p.name, Protocol: p.protocol, Port: int32(p.port)})
 	}
-	svc, slice := cluster.One("server", n.clusterIP, []netip.Addr{n.server.Addr(n.ipv6)}, ports...)
-	slice.Endpoints[0].NodeName = ptr.To(n.server.Node().Name())
+	svc, slice := cluster.One("server", clusterIP, []netip.Addr{n.server.Addr(false)}, ports...)
+	slice.Endpoints[0].NodeName = ptr.To(n.node.Name())
 	state := desired.New(desired.Config{
-		NodeName:    m.Name(),
-		DetectLocal: desired.DetectLocal{CIDRs: []netip.Prefix{n.pods}},
+		NodeName:    n.node.Name(),
+		DetectLocal: desired.DetectLocal{CIDRs: []netip.Prefix{pods}},
 	})
-	state.SetNodeAddresses(m.Addrs())
+	state.SetNodeAddresses(n.node.Addrs())
 	state.SetService(svc)
 	state.SetEndpointSlice(slice)
-	padding := cluster.New(cluster.Config{Families: []cluster.Family{cluster.IPv4}, Services: n.padding, Endpoints: 10})
+	padding := cluster.New(cluster.Config{Services: n.padding, Endpoints: 10})
 	for e := range padding.Events() {
 		proxy.ApplyEvent(state, e)
 	}
@@ -272,60 +247,43 @@ var aggregation = []string{
 	"tx-generic-segmentation", "tx-udp-segmentation", "tx-gso-list", "rx-gro", "rx-gro-list",
 }
 
-// disableAggregation disables GSO, TSO and GRO on the pods' interfaces, until restore.
-func (n *network) disableAggregation() (restore func() error, err error) {
-	type end struct {
-		pod  *lab.Pod
-		link string
-	}
-	// change sets features of a pod's interface, and returns those that are enabled then.
-	change := func(at end, features map[string]bool) (enabled map[string]bool, err error) {
-		err = at.pod.Do(func() error {
-			e, err := ethtool.NewEthtool()
-			if err != nil {
-				return err
-			}
-			defer e.Close()
-			if err := e.Change(at.link, features); err != nil {
-				return err
-			}
-			enabled, err = e.Features(at.link)
-			maps.DeleteFunc(enabled, func(name string, on bool) bool { return !on || !slices.Contains(aggregation, name) })
-			return err
-		})
-		if err != nil {
-			err = fmt.Errorf("pod %s: %s: segmentation offloads: %w", at.pod.Name(), at.link, err)
-		}
-		return enabled, err
-	}
-	before := map[end]map[string]bool{}
+// disableAggregation disables GSO, TSO and GRO on the pods' interfaces.
+func (n *network) disableAggregation() error {
 	for _, pod := range []*lab.Pod{n.client, n.server} {
-		err := eachLink(&pod.Machine, func(a *netlink.LinkAttrs) { before[end{pod, a.Name}] = nil })
-		if err != nil {
-			return nil, err
+		var links []string
+		if err := eachLink(&pod.Machine, func(a *netlink.LinkAttrs) { links = append(links, a.Name) }); err != nil {
+			return err
+		}
+		for _, link := range links {
+			if err := pod.Do(func() error { return disableAggregation(link) }); err != nil {
+				return fmt.Errorf("pod %s: %s: segmentation offloads: %w", pod.Name(), link, err)
+			}
 		}
 	}
-	for at := range before {
-		if before[at], err = change(at, nil); err != nil {
-			return nil, err
-		}
-		off := maps.Clone(before[at])
-		for name := range off {
-			off[name] = false
-		}
-		still, err := change(at, off)
-		if err == nil && len(still) > 0 {
-			err = fmt.Errorf("pod %s: %s: %v cannot be disabled", at.pod.Name(), at.link, still)
-		}
-		if err != nil {
-			return nil, err
-		}
-	}
-	return func() (err error) {
-		for at, features := range before {
-			_, failed := change(at, features)
-			err = errors.Join(err, failed)
-		}
+	return nil
+}
+
+func disableAggregation(link string) error {
+	e, err := ethtool.NewEthtool()
+	if err != nil {
 		return err
-	}, nil
+	}
+	defer e.Close()
+	enabled := func() map[string]bool {
+		var all map[string]bool
+		all, err = e.Features(link)
+		maps.DeleteFunc(all, func(name string, on bool) bool { return !on || !slices.Contains(aggregation, name) })
+		return all
+	}
+	off := enabled()
+	for name := range off {
+		off[name] = false
+	}
+	if err = errors.Join(err, e.Change(link, off)); err != nil {
+		return err
+	}
+	if still := enabled(); len(still) > 0 {
+		return fmt.Errorf("%v cannot be disabled", slices.Sorted(maps.Keys(still)))
+	}
+	return err
 }

@@ -10,7 +10,7 @@ import (
 
 func TestValidate(t *testing.T) {
 	validate := func(change func(*Options)) error {
-		o := Options{Rounds: 1, Nodes: 2, Family: FamilyIPv4, Paths: []string{"off", "1"}, Measures: []string{"crr"}, Seconds: 1, Connections: 100, Streams: 1}
+		o := Options{Rounds: 1, Paths: []string{"off", "1"}, Measures: []string{"crr"}, Seconds: 1, Connections: 100, Streams: 1}
 		change(&o)
 		return o.Validate(t.Context())
 	}
@@ -23,11 +23,9 @@ func TestValidate(t *testing.T) {
 		err  error
 	}{
 		{"--rounds: must be 1 to", validate(func(o *Options) { o.Rounds = 0 })},
-		{"--nodes: must be 1 to 2", validate(func(o *Options) { o.Nodes = 3 })},
-		{"--family: \"dual\" is none of ipv4, ipv6", validate(func(o *Options) { o.Family = "dual" })},
 		{"--seconds: must be", validate(func(o *Options) { o.Seconds = 601 })},
 		{"--connections: must be", validate(func(o *Options) { o.Connections = 50_001 })},
-		{"--measure: none of aggregated, packets, udp, rr, crr is given", validate(func(o *Options) { o.Measures = nil })},
+		{"--measure: none of aggregated, udp, rr, crr, packets is given", validate(func(o *Options) { o.Measures = nil })},
 		{"--measure: \"tcp\" is none of", validate(func(o *Options) { o.Measures = []string{"tcp"} })},
 		{"--measure: udp needs the command nft", validate(func(o *Options) { o.Measures = []string{"udp"} })},
 		{"--measure: packets needs the command iperf3", validate(func(o *Options) { o.Measures = []string{"packets"} })},

@@ -3,8 +3,8 @@
 // Package forward measures the gain of the fast path for long connections to a Service, and
 // its cost for short ones.
 //
-// The topology is KEP-4963's: a Service with one backend, a client pod, and one or two
-// nodes that forward between them, all of them network namespaces (package lab). Package
+// The topology is KEP-4963's: a Service with one backend, a client pod, and a node that forwards
+// between them, all of them network namespaces (package lab). Package
 // internal/dataplane/nftables programs the Service, and package internal/fastpath offloads
 // connections. Each round has a turn of each path, and values are compared with
 // those of the first one in the same round.
@@ -47,9 +47,8 @@ type measurement struct {
 
 // Measure measures connections by all paths in turns.
 func (o *Options) Measure(ctx context.Context, r *bench.Result) (err error) {
-	over := map[int]string{1: "one node", 2: "two nodes"}[o.Nodes]
-	r.Title = fmt.Sprintf("forward: pod to pod by a ClusterIP over %s, %s; %d rounds of turns of %d s and of %s connections",
-		over, o.Family, o.Rounds, o.Seconds, bench.Thousands(o.Connections))
+	r.Title = fmt.Sprintf("forward: pod to pod by a ClusterIP over one node; %d rounds of turns of %d s and of %s connections",
+		o.Rounds, o.Seconds, bench.Thousands(o.Connections))
 	if o.Services > 0 {
 		r.Title += fmt.Sprintf("; %s Services", bench.Thousands(o.Services))
 	}
@@ -91,16 +90,15 @@ var measures = []struct {
 	{"aggregated", "iperf3", func(m *measurement, ctx context.Context) error {
 		return m.streams(ctx, streamAggregated, streamAggregatedBest, cpuAggregated)
 	}},
-	{"packets", "iperf3", func(m *measurement, ctx context.Context) error {
-		restore, err := m.disableAggregation()
-		if err != nil {
-			return err
-		}
-		return errors.Join(m.streams(ctx, streamPackets, streamPacketsBest, cpuPackets), restore())
-	}},
 	{"udp", "nft", (*measurement).floods},
 	{"rr", "", (*measurement).requestsOnOne},
 	{"crr", "", (*measurement).shortConnections},
+	{"packets", "iperf3", func(m *measurement, ctx context.Context) error { // at last, as aggregation stays off
+		if err := m.disableAggregation(); err != nil {
+			return err
+		}
+		return m.streams(ctx, streamPackets, streamPacketsBest, cpuPackets)
+	}},
 }
 
 func measureNames() (all []string) {
@@ -145,7 +143,7 @@ func (m *measurement) note(text string) {
 
 const noteEBPF = "this kernel has no flowtables: the engine of the fast path is ebpf"
 
-// slowPath is the series beside another one with the share of the packets that the first
+// slowPath is the series beside another one with the share of the packets that the
 // node's stack has forwarded, in the same turns.
 func slowPath(name string) bench.Series {
 	return bench.Series{Name: name + "_slow_path", Text: "  packets on the slow path", Unit: bench.Percent, Better: bench.Less}
@@ -202,14 +200,14 @@ func (m *measurement) turn(ctx context.Context, s Setting, turn func(context.Con
 	if err = m.set(ctx, s); err != nil {
 		return nil, 0, err
 	}
-	before, err := countPackets(m.nodes[0].Node, false)
+	before, err := countPackets(m.node.Node, false)
 	if err != nil {
 		return nil, 0, err
 	}
 	if v, err = turn(ctx); err != nil {
 		return nil, 0, err
 	}
-	after, err := countPackets(m.nodes[0].Node, true)
+	after, err := countPackets(m.node.Node, true)
 	after.arrived -= uint64(v[diverted])
 	return v, before.share(after), err
 }
@@ -253,26 +251,19 @@ func forwarded() (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	v4, err4 := thread.Snmp()
-	v6, err6 := thread.Snmp6()
-	if err := errors.Join(err4, err6); err != nil {
+	counts, err := thread.Snmp()
+	if err == nil && counts.ForwDatagrams == nil {
+		err = errors.New("/proc/net/snmp has no Ip ForwDatagrams")
+	}
+	if err != nil {
 		return 0, err
 	}
-	if v4.ForwDatagrams == nil {
-		return 0, errors.New("/proc/net/snmp has no Ip ForwDatagrams")
-	}
-	n := *v4.ForwDatagrams
-	if v6.OutForwDatagrams != nil { // it is without IPv6
-		n += *v6.OutForwDatagrams
-	}
-	return uint64(n), nil
+	return uint64(*counts.ForwDatagrams), nil
 }
 
 // Options say what is measured. Their JSON is part of the result.
 type Options struct {
 	Rounds      int      `json:"rounds"`   // each has a turn of each path
-	Nodes       int      `json:"nodes"`    // that forward: 1, or 2 with a pod on each
-	Family      string   `json:"family"`   // one of Families
 	Paths       []string `json:"paths"`    // compared with the first one
 	Measures    []string `json:"measures"` // by name
 	Seconds     int      `json:"seconds_per_turn"`
@@ -290,21 +281,11 @@ func (o *Options) AddFlags(f *pflag.FlagSet) {
 	f.IntVar(&o.Seconds, "seconds", 1, "length of a turn of a stream, of datagrams and of requests on one connection (rr)")
 	f.IntVar(&o.Connections, "connections", 1000, "connections in a turn of short ones (crr)")
 	f.IntVar(&o.Streams, "streams", 1, "TCP streams at once")
-	f.IntVar(&o.Nodes, "nodes", 1, "nodes between the pods: 1 or 2")
-	f.StringVar(&o.Family, "family", FamilyIPv4, "address family: "+strings.Join(Families, ", "))
 	f.IntVar(&o.Services, "services", 0, "Services of 10 endpoints beside the one that is measured")
-	f.BoolVar(&o.Firewall, "firewall", true, "a firewall's three rules on the nodes, which packets of the slow path meet")
+	f.BoolVar(&o.Firewall, "firewall", true, "a firewall's three rules on the node, which packets of the slow path meet")
 }
 
-const (
-	FamilyIPv4 = "ipv4"
-	FamilyIPv6 = "ipv6"
-)
-
-// Families lists the values of Options.Family.
-var Families = []string{FamilyIPv4, FamilyIPv6}
-
-// Setting is how a node treats connections to Services.
+// Setting is how the node treats connections to Services.
 type Setting struct {
 	Name string
 	// Threshold is how many packets a connection must have carried before it is
@@ -355,8 +336,6 @@ func (o *Options) settings() (all []Setting) {
 func (o *Options) Validate(context.Context) error {
 	err := errors.Join(
 		bench.Within("--rounds", o.Rounds, 1, 1000),
-		bench.Within("--nodes", o.Nodes, 1, 2),
-		bench.OneOf("--family", o.Family, Families...),
 		bench.Within("--seconds", o.Seconds, 1, 600),
 		// A client can make about 50,000 connections to one address before a port is reused.
 		bench.Within("--connections", o.Connections, 100, 50_000),

@@ -16,29 +16,21 @@ import (
 )
 
 // ruled is the address that the rule translates.
-func (n *network) ruled() netip.Addr {
-	if n.ipv6 {
-		return netip.MustParseAddr("2001:db8::77")
-	}
-	return netip.MustParseAddr("192.0.2.77")
-}
+var ruled = netip.MustParseAddr("192.0.2.77")
 
 // useRule adds the rule, or removes it.
 func (n *network) useRule(ctx context.Context, use bool) error {
-	command, family := "delete table inet bench-rule", "ip"
-	if n.ipv6 {
-		family = "ip6"
-	}
+	command := "delete table ip bench-rule"
 	if use { // before the proxy's chain
-		command = fmt.Sprintf("table inet bench-rule {\nchain c { type nat hook prerouting priority -101; %s daddr %v dnat %s to %v; }\n}", family, n.ruled(), family, n.server.Addr(n.ipv6))
+		command = fmt.Sprintf("table ip bench-rule {\nchain c { type nat hook prerouting priority -101; ip daddr %v dnat to %v; }\n}", ruled, n.server.Addr(false))
 	}
-	_, err := n.nodes[0].Run(ctx, "nft", command)
+	_, err := n.node.Run(ctx, "nft", command)
 	return err
 }
 
 // useSockets attaches the programs of sockets for the client's pod, or removes them.
 func (n *network) useSockets(ctx context.Context, use bool) (err error) {
-	m := n.nodes[0]
+	m := n.node
 	if !use {
 		const pause = time.Second // in which the kernel frees the maps
 		defer time.Sleep(pause)

@@ -17,7 +17,7 @@ func TestSockets(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTables, kerneltest.CGroupBPF)
 	kerneltest.CGroup(t)
 	o := Options{
-		Rounds: 1, Nodes: 1, Family: FamilyIPv4, Paths: []string{"direct", "sockets", "nftables", "rule"}, Measures: []string{"crr"},
+		Rounds: 1, Paths: []string{"direct", "sockets", "nftables", "rule"}, Measures: []string{"crr"},
 		Seconds: 1, Connections: 100, Streams: 1, Services: 100,
 	}
 	r, err := bench.Run(bounded(t), "forward", &o)
@@ -34,7 +34,7 @@ func TestSockets(t *testing.T) {
 	}
 	defer n.close()
 	defer n.useSockets(t.Context(), false)
-	if err := n.nodes[0].proxy.Cleanup(t.Context()); err != nil {
+	if err := n.node.proxy.Cleanup(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	stop, err := bench.Serve(n.server.Namespace, n.backend(requestPort), respond)
