@@ -149,7 +149,7 @@ func (f *fleet) services() iter.Seq[source.Event] {
 				return
 			}
 		}
-		cluster.New(cluster.Config{Families: []cluster.Family{cluster.IPv4}, Services: f.Idle, Endpoints: 10}).Events()(yield)
+		cluster.New(cluster.Config{Services: f.Idle, Endpoints: 10}).Events()(yield)
 	}
 }
 

@@ -25,17 +25,13 @@ const (
 
 // Config is the size and kind of a cluster.
 type Config struct {
-	Families  []Family
 	Services  int
-	Endpoints int    // of each Service, in each family
+	Endpoints int    // of each Service
 	Singles   int    // Services that have one endpoint instead, chosen at random
 	Rolled    int    // endpoints of RolledService instead, if there are some Singles; 0 for none
 	External  int    // percentage of Services that are external, see objects.go
 	Namespace string // of all Services; spread over 100 namespaces if empty
 	Seed      uint64
-
-	// IPVS is that of desired.Config.
-	IPVS bool
 }
 
 // Cluster is a made-up cluster that changes. Services and pods are numbers, from which their
@@ -93,7 +89,7 @@ func (c *Cluster) Live() int { return c.next - len(c.removed) }
 
 // ObjectsPerService is how many objects a new Service has: itself, and its EndpointSlices.
 func (c *Cluster) ObjectsPerService() int {
-	return 1 + len(c.Families)*((c.Endpoints+SliceSize-1)/SliceSize)
+	return 1 + (c.Endpoints+SliceSize-1)/SliceSize
 }
 
 // Each gives the numbers of all Services.
@@ -148,12 +144,10 @@ func (c *Cluster) Events() iter.Seq[source.Event] {
 			if !yield(source.Event{Type: source.Set, Object: &svc}) {
 				return
 			}
-			for _, f := range c.Families {
-				for n, pods := range c.pods(i) {
-					c.fillSlice(&slice, f, i, n, pods)
-					if !yield(source.Event{Type: source.Set, Object: &slice}) {
-						return
-					}
+			for n, pods := range c.pods(i) {
+				c.fillSlice(&slice, i, n, pods)
+				if !yield(source.Event{Type: source.Set, Object: &slice}) {
+					return
 				}
 			}
 		}
@@ -167,28 +161,23 @@ func (c *Cluster) Service(service int) *corev1.Service {
 	return svc
 }
 
-// Slices are a Service's EndpointSlices of a family.
-func (c *Cluster) Slices(f Family, service int) (all []*discoveryv1.EndpointSlice) {
+// Slices are a Service's EndpointSlices.
+func (c *Cluster) Slices(service int) (all []*discoveryv1.EndpointSlice) {
 	for n := range c.pods(service) {
-		all = append(all, c.Slice(f, service, n))
+		all = append(all, c.Slice(service, n))
 	}
 	return all
 }
 
 // Slice is one of them.
-func (c *Cluster) Slice(f Family, service, n int) *discoveryv1.EndpointSlice {
+func (c *Cluster) Slice(service, n int) *discoveryv1.EndpointSlice {
 	s := new(discoveryv1.EndpointSlice)
-	c.fillSlice(s, f, service, n, c.pods(service)[n])
+	c.fillSlice(s, service, n, c.pods(service)[n])
 	return s
 }
 
-func (c *Cluster) setSlice(service, slice int, pods []int) (events []source.Event) {
-	for _, f := range c.Families {
-		s := new(discoveryv1.EndpointSlice)
-		c.fillSlice(s, f, service, slice, pods)
-		events = append(events, source.Event{Type: source.Set, Object: s})
-	}
-	return events
+func (c *Cluster) setSlice(service, slice int) source.Event {
+	return source.Event{Type: source.Set, Object: c.Slice(service, slice)}
 }
 
 func (c *Cluster) randomService() int {
@@ -231,9 +220,8 @@ func (c *Cluster) Replace(service, slice, at int) (pod int) {
 // ReplaceEndpoint replaces a random endpoint of a random Service.
 func (c *Cluster) ReplaceEndpoint() []source.Event {
 	service, slice, at := c.randomPod()
-	p := c.own(service)
-	p[slice][at] = c.newPod()
-	return c.setSlice(service, slice, p[slice])
+	c.Replace(service, slice, at)
+	return []source.Event{c.setSlice(service, slice)}
 }
 
 // AddEndpoint adds an endpoint to a random Service: to its first slice with room, or in a
@@ -247,7 +235,7 @@ func (c *Cluster) AddEndpoint() []source.Event {
 	}
 	p[slice] = append(p[slice], c.newPod())
 	c.changed[service] = p
-	return c.setSlice(service, slice, p[slice])
+	return []source.Event{c.setSlice(service, slice)}
 }
 
 // RemoveEndpoint removes a random endpoint of a random Service.
@@ -255,7 +243,7 @@ func (c *Cluster) RemoveEndpoint() []source.Event {
 	service, slice, at := c.randomPod()
 	p := c.own(service)
 	p[slice] = slices.Delete(p[slice], at, at+1)
-	return c.setSlice(service, slice, p[slice])
+	return []source.Event{c.setSlice(service, slice)}
 }
 
 // AddService adds a Service with its endpoints.
@@ -267,7 +255,7 @@ func (c *Cluster) AddService() []source.Event {
 	c.changed[service] = p
 	events := []source.Event{{Type: source.Set, Object: c.Service(service)}}
 	for slice := range p {
-		events = append(events, c.setSlice(service, slice, p[slice])...)
+		events = append(events, c.setSlice(service, slice))
 	}
 	return events
 }
@@ -278,10 +266,8 @@ func (c *Cluster) RemoveService() []source.Event {
 	meta := metav1.ObjectMeta{Namespace: c.NamespaceOf(service), Name: Name(service)}
 	events := []source.Event{{Type: source.Delete, Object: &corev1.Service{ObjectMeta: meta}}}
 	for slice := range c.pods(service) {
-		for _, f := range c.Families {
-			meta.Name = sliceName(service, slice, f)
-			events = append(events, source.Event{Type: source.Delete, Object: &discoveryv1.EndpointSlice{ObjectMeta: meta}})
-		}
+		meta.Name = sliceName(service, slice)
+		events = append(events, source.Event{Type: source.Delete, Object: &discoveryv1.EndpointSlice{ObjectMeta: meta}})
 	}
 	c.removed[service] = true
 	delete(c.changed, service)

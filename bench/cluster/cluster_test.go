@@ -18,37 +18,33 @@ import (
 
 // An API server would have taken every object that is made.
 func TestObjectsAreValid(t *testing.T) {
-	for name, families := range families {
-		t.Run(name, func(t *testing.T) {
-			c := New(Config{Services: 7, Endpoints: 250, Families: families, Seed: 1})
-			seen := 0
-			check := func(e source.Event) {
-				t.Helper()
-				seen++
-				if e.Type == source.Delete {
-					return
-				}
-				if faults := manifest.Validate(e.Object); len(faults) > 0 {
-					t.Fatalf("%s: %v", e, faults)
-				}
-				if s, ok := e.Object.(*discoveryv1.EndpointSlice); ok && len(s.Endpoints) > 100 {
-					t.Fatalf("%s has %d endpoints", e, len(s.Endpoints))
-				}
-			}
-			for e := range c.Events() {
+	c := New(Config{Services: 7, Endpoints: 250, Seed: 1})
+	seen := 0
+	check := func(e source.Event) {
+		t.Helper()
+		seen++
+		if e.Type == source.Delete {
+			return
+		}
+		if faults := manifest.Validate(e.Object); len(faults) > 0 {
+			t.Fatalf("%s: %v", e, faults)
+		}
+		if s, ok := e.Object.(*discoveryv1.EndpointSlice); ok && len(s.Endpoints) > 100 {
+			t.Fatalf("%s has %d endpoints", e, len(s.Endpoints))
+		}
+	}
+	for e := range c.Events() {
+		check(e)
+	}
+	if want := 7 * (1 + 3); seen != want {
+		t.Errorf("%d objects, want %d", seen, want)
+	}
+	for _, change := range changesOf(c) {
+		for range 20 {
+			for _, e := range change.make() {
 				check(e)
 			}
-			if want := 7 * (1 + 3*len(c.Families)); seen != want {
-				t.Errorf("%d objects, want %d", seen, want)
-			}
-			for _, change := range changesOf(c) {
-				for range 20 {
-					for _, e := range change.make() {
-						check(e)
-					}
-				}
-			}
-		})
+		}
 	}
 }
 
@@ -76,12 +72,12 @@ func changesOf(c *Cluster) []change {
 // cluster says that the content should be.
 func TestEventsLeadToContent(t *testing.T) {
 	for _, o := range []Config{
-		{Services: 20, Endpoints: 3, Families: []Family{IPv4, IPv6}},
-		{Services: 3, Endpoints: 205, Families: []Family{IPv6}},
-		{Services: 1, Endpoints: 1, Families: []Family{IPv4}},
-		{Services: 20, Endpoints: 3, Families: []Family{IPv4, IPv6}, External: 30},
+		{Services: 20, Endpoints: 3},
+		{Services: 3, Endpoints: 205},
+		{Services: 1, Endpoints: 1},
+		{Services: 20, Endpoints: 3, External: 30},
 	} {
-		t.Run(fmt.Sprintf("%dx%d", o.Services, o.Endpoints), func(t *testing.T) {
+		t.Run(fmt.Sprintf("%dx%d, %d %% external", o.Services, o.Endpoints, o.External), func(t *testing.T) {
 			c := New(o)
 			state := newState()
 			check := func(what string) {
@@ -99,7 +95,7 @@ func TestEventsLeadToContent(t *testing.T) {
 				proxy.ApplyEvent(state, e)
 			}
 			check("all events")
-			if got, want := len(c.Content().Frontends), (o.Services+2*(o.Services*o.External/100))*len(c.Families); got != want {
+			if got, want := len(c.Content().Frontends), o.Services+2*(o.Services*o.External/100); got != want {
 				t.Fatalf("%d frontends, want %d", got, want)
 			}
 			for range 30 {
@@ -133,17 +129,15 @@ func (c *Cluster) podCount() (n int) {
 	return n
 }
 
-var families = map[string][]Family{"ipv4": {IPv4}, "ipv6": {IPv6}, "dual": {IPv4, IPv6}}
-
 func newState() *desired.State {
-	state := desired.New(desired.Config{NodeName: LocalNode, DetectLocal: desired.DetectLocal{CIDRs: []netip.Prefix{IPv4.Pods, IPv6.Pods}}})
-	state.SetNodeAddresses([]netip.Addr{IPv4.Node, IPv6.Node})
+	state := desired.New(desired.Config{NodeName: LocalNode, DetectLocal: desired.DetectLocal{CIDRs: []netip.Prefix{Pods}}})
+	state.SetNodeAddresses([]netip.Addr{Node})
 	return state
 }
 
 // A removed Service leaves no EndpointSlice: a new one of its name has no endpoints.
 func TestRemoveServiceRemovesSlices(t *testing.T) {
-	c := New(Config{Services: 1, Endpoints: 250, Families: []Family{IPv4, IPv6}})
+	c := New(Config{Services: 1, Endpoints: 250})
 	state, svc := newState(), c.Service(0)
 	for e := range c.Events() {
 		proxy.ApplyEvent(state, e)
@@ -152,8 +146,8 @@ func TestRemoveServiceRemovesSlices(t *testing.T) {
 		proxy.ApplyEvent(state, e)
 	}
 	left := dataplane.ContentOf(&state.Full().Change).Frontends
-	if len(left) != 2 {
-		t.Errorf("%d frontends, want one in each family", len(left))
+	if len(left) != 1 {
+		t.Errorf("%d frontends, want one", len(left))
 	}
 	for key, target := range left {
 		if len(target.Backends) > 0 {
@@ -164,15 +158,15 @@ func TestRemoveServiceRemovesSlices(t *testing.T) {
 
 // Some Services have a single endpoint, and only those.
 func TestSingles(t *testing.T) {
-	c := New(Config{Services: 300, Endpoints: 250, Singles: 16, Families: []Family{IPv4}, Namespace: "default", Seed: 7})
+	c := New(Config{Services: 300, Endpoints: 250, Singles: 16, Namespace: "default", Seed: 7})
 	seen := map[string]bool{}
 	slices, endpoints := 0, 0
 	for i := range c.Each() {
-		if got, want := c.Service(i).Spec.ClusterIP, IPv4.ClusterIP(i).String(); got != want || seen[got] {
+		if got, want := c.Service(i).Spec.ClusterIP, ClusterIP(i).String(); got != want || seen[got] {
 			t.Errorf("Service %d: %s, want %s, seen before: %v", i, got, want, seen[got])
 		}
-		seen[IPv4.ClusterIP(i).String()] = true
-		for _, s := range c.Slices(IPv4, i) {
+		seen[ClusterIP(i).String()] = true
+		for _, s := range c.Slices(i) {
 			slices++
 			for _, e := range s.Endpoints {
 				endpoints++
@@ -191,14 +185,14 @@ func TestSingles(t *testing.T) {
 	}
 	i := c.Single[3]
 	pod := c.Replace(i, 0, 0)
-	if got := c.Slices(IPv4, i)[0].Endpoints[0].Addresses[0]; got != IPv4.PodIP(pod).String() || seen[got] {
+	if got := c.Slices(i)[0].Endpoints[0].Addresses[0]; got != PodIP(pod).String() || seen[got] {
 		t.Errorf("replaced endpoint: %s, seen before: %v", got, seen[got])
 	}
 }
 
 func TestSeedDecides(t *testing.T) {
 	choices := func(seed uint64) (all []int) {
-		c := New(Config{Services: 1000, Endpoints: 10, Families: []Family{IPv4}, Seed: seed})
+		c := New(Config{Services: 1000, Endpoints: 10, Seed: seed})
 		for range 20 {
 			all = append(all, c.randomService())
 		}
@@ -214,23 +208,19 @@ func TestSeedDecides(t *testing.T) {
 
 func TestAddresses(t *testing.T) {
 	tests := []struct{ got, want string }{
-		{IPv4.ClusterIP(0).String(), "172.16.1.0"},
-		{IPv4.ClusterIP(MaxServices - 1).String(), "172.31.67.63"},
-		{IPv4.PodIP(255).String(), "10.0.1.0"},
-		{IPv4.PodIP(podIPs - 1).String(), "10.255.255.254"},
-		{IPv4.PodIP(podIPs).String(), "10.0.0.1"},
-		{IPv6.ClusterIP(65535).String(), "fd00:10:96::1:ff"},
-		{IPv6.PodIP(0).String(), "fd00:10:244::1"},
+		{ClusterIP(0).String(), "172.16.1.0"},
+		{ClusterIP(MaxServices - 1).String(), "172.31.67.63"},
+		{PodIP(255).String(), "10.0.1.0"},
+		{PodIP(podIPs - 1).String(), "10.255.255.254"},
+		{PodIP(podIPs).String(), "10.0.0.1"},
 	}
 	for _, test := range tests {
 		if test.got != test.want {
 			t.Errorf("%s, want %s", test.got, test.want)
 		}
 	}
-	for _, f := range []Family{IPv4, IPv6} {
-		if !f.Services.Contains(f.ClusterIP(MaxServices-1)) || !f.Pods.Contains(f.PodIP(podIPs-1)) {
-			t.Errorf("%s: the last address is outside of the range", f.Name)
-		}
+	if !Services.Contains(ClusterIP(MaxServices-1)) || !Pods.Contains(PodIP(podIPs-1)) {
+		t.Error("the last address is outside of the range")
 	}
 }
 
@@ -238,43 +228,35 @@ func TestAddresses(t *testing.T) {
 // numbers alone: none of the measured code takes part.
 func (c *Cluster) Content() *dataplane.Content {
 	out := dataplane.NewContent()
-	if !c.IPVS {
-		out.Sets[desired.NodeAddresses] = map[desired.Member]bool{desired.Address(IPv4.Node): true, desired.Address(IPv6.Node): true}
-	}
+	out.Sets[desired.NodeAddresses] = map[desired.Member]bool{desired.Address(Node): true}
 	for i := range c.Each() {
-		for _, f := range c.Families {
-			var t dataplane.Target
-			var local []desired.Backend
-			for _, pod := range c.Pods(i) {
-				b := desired.NewBackend(f.PodAddr(pod))
-				t.Backends = append(t.Backends, b)
-				if nodeOf(pod, c.nodes) == LocalNode {
-					out.Sets[desired.HairpinIPs][desired.Address(f.PodIP(pod))] = true
-					local = append(local, b)
-				}
+		var t dataplane.Target
+		var local []desired.Backend
+		for _, pod := range c.Pods(i) {
+			b := desired.NewBackend(PodAddr(pod))
+			t.Backends = append(t.Backends, b)
+			if nodeOf(pod, c.nodes) == LocalNode {
+				out.Sets[desired.HairpinIPs][desired.Address(PodIP(pod))] = true
+				local = append(local, b)
 			}
-			slices.SortFunc(t.Backends, desired.Backend.Compare)
-			slices.SortFunc(local, desired.Backend.Compare)
-			if before, is := c.external(i); is {
-				t.Affinity = affinitySeconds
-				outside := t
-				outside.External = true
-				outside.FromOutside = &dataplane.Choice{Backends: local}
-				if len(local) == 0 && len(t.Backends) > 0 {
-					outside.FromOutside.IfEmpty = desired.Drop
-				}
-				onNode := key(f.Node, nodePort(before))
-				if !c.IPVS {
-					onNode = onNode.NodePort()
-				}
-				out.Frontends[onNode] = outside
-				outside.Sources = f.sources
-				out.Frontends[key(f.loadBalancerIP(before), Port)] = outside
-			}
-			ip := f.ClusterIP(i)
-			out.Sets[desired.ClusterIPs][desired.Address(ip)] = true
-			out.Frontends[key(ip, Port)] = t
 		}
+		slices.SortFunc(t.Backends, desired.Backend.Compare)
+		slices.SortFunc(local, desired.Backend.Compare)
+		if before, is := c.external(i); is {
+			t.Affinity = affinitySeconds
+			outside := t
+			outside.External = true
+			outside.FromOutside = &dataplane.Choice{Backends: local}
+			if len(local) == 0 && len(t.Backends) > 0 {
+				outside.FromOutside.IfEmpty = desired.Drop
+			}
+			out.Frontends[key(Node, nodePort(before)).NodePort()] = outside
+			outside.Sources = sources
+			out.Frontends[key(loadBalancerIP(before), Port)] = outside
+		}
+		ip := ClusterIP(i)
+		out.Sets[desired.ClusterIPs][desired.Address(ip)] = true
+		out.Frontends[key(ip, Port)] = t
 	}
 	return out
 }

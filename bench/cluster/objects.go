@@ -33,28 +33,13 @@ const (
 	LocalNode = "node-0"
 )
 
-// Family is an address family of a cluster, with its addresses.
-type Family struct {
-	Name        corev1.IPFamily
-	addressType discoveryv1.AddressType
-	Services    netip.Prefix // ClusterIPs
-	Pods        netip.Prefix
-	external    netip.Prefix   // load balancers' addresses
-	sources     []netip.Prefix // that may connect to them
-	Node        netip.Addr     // of LocalNode
-}
-
 var (
-	IPv4 = Family{
-		corev1.IPv4Protocol, discoveryv1.AddressTypeIPv4,
-		netip.MustParsePrefix("172.16.0.0/12"), netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("198.18.0.0/15"),
-		[]netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("203.0.113.0/24")}, netip.MustParseAddr("192.168.0.1"),
-	}
-	IPv6 = Family{
-		corev1.IPv6Protocol, discoveryv1.AddressTypeIPv6,
-		netip.MustParsePrefix("fd00:10:96::/108"), netip.MustParsePrefix("fd00:10:244::/48"), netip.MustParsePrefix("fd00:198:18::/64"),
-		[]netip.Prefix{netip.MustParsePrefix("2001:db8:1::/48"), netip.MustParsePrefix("2001:db8:2::/48")}, netip.MustParseAddr("fd00:192:168::1"),
-	}
+	Services = netip.MustParsePrefix("172.16.0.0/12") // ClusterIPs
+	Pods     = netip.MustParsePrefix("10.0.0.0/8")
+	Node     = netip.MustParseAddr("192.168.0.1") // of LocalNode
+
+	external = netip.MustParsePrefix("198.18.0.0/15")                                                         // load balancers' addresses
+	sources  = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("203.0.113.0/24")} // that may connect to them
 )
 
 // reservedIPs are the first addresses of the range of ClusterIPs, which an API server
@@ -62,17 +47,17 @@ var (
 const reservedIPs = 256
 
 // ClusterIP is the address of a Service.
-func (f Family) ClusterIP(service int) netip.Addr { return lab.Nth(f.Services, service+reservedIPs) }
+func ClusterIP(service int) netip.Addr { return lab.Nth(Services, service+reservedIPs) }
 
 // podIPs is how many addresses pods have. Added Services may use them up; then they are
 // used again, as in a real cluster.
 const podIPs = 1<<24 - 2
 
 // PodIP is the address of a pod.
-func (f Family) PodIP(pod int) netip.Addr { return lab.Nth(f.Pods, pod%podIPs+1) }
+func PodIP(pod int) netip.Addr { return lab.Nth(Pods, pod%podIPs+1) }
 
 // PodAddr is where a pod listens.
-func (f Family) PodAddr(pod int) netip.AddrPort { return netip.AddrPortFrom(f.PodIP(pod), TargetPort) }
+func PodAddr(pod int) netip.AddrPort { return netip.AddrPortFrom(PodIP(pod), TargetPort) }
 
 // NamespaceOf is the namespace of a Service.
 func (c *Cluster) NamespaceOf(service int) string {
@@ -85,19 +70,15 @@ func (c *Cluster) NamespaceOf(service int) string {
 // Name is the name of a Service.
 func Name(service int) string { return fmt.Sprintf("web-%06d", service) }
 
-func sliceName(service, slice int, f Family) string {
-	return fmt.Sprintf("%s-%s-%d", Name(service), strings.ToLower(string(f.Name)), slice)
-}
+// sliceName is as long as one that an API server generates.
+func sliceName(service, slice int) string { return fmt.Sprintf("%s-%05d", Name(service), slice) }
 
 func nodeOf(pod, nodes int) string { return fmt.Sprintf("node-%d", pod%nodes) }
 
 var createdAt = metav1.NewTime(time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC))
 
 func (c *Cluster) fillService(svc *corev1.Service, service int) {
-	policy := corev1.IPFamilyPolicySingleStack
-	if len(c.Families) > 1 {
-		policy = corev1.IPFamilyPolicyRequireDualStack
-	}
+	ip := ClusterIP(service).String()
 	*svc = corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace:         c.NamespaceOf(service),
@@ -107,9 +88,12 @@ func (c *Cluster) fillService(svc *corev1.Service, service int) {
 		},
 		Spec: corev1.ServiceSpec{
 			Type:                  corev1.ServiceTypeClusterIP,
+			ClusterIP:             ip,
+			ClusterIPs:            []string{ip},
 			Selector:              map[string]string{"app": Name(service)},
 			SessionAffinity:       corev1.ServiceAffinityNone,
-			IPFamilyPolicy:        &policy,
+			IPFamilies:            []corev1.IPFamily{corev1.IPv4Protocol},
+			IPFamilyPolicy:        ptr.To(corev1.IPFamilyPolicySingleStack),
 			InternalTrafficPolicy: ptr.To(corev1.ServiceInternalTrafficPolicyCluster),
 			Ports: []corev1.ServicePort{{
 				Name:       strings.Clone(PortName),
@@ -119,32 +103,27 @@ func (c *Cluster) fillService(svc *corev1.Service, service int) {
 			}},
 		},
 	}
-	for _, f := range c.Families {
-		svc.Spec.IPFamilies = append(svc.Spec.IPFamilies, f.Name)
-		svc.Spec.ClusterIPs = append(svc.Spec.ClusterIPs, f.ClusterIP(service).String())
-	}
-	svc.Spec.ClusterIP = svc.Spec.ClusterIPs[0]
 	if before, is := c.external(service); is {
-		c.fillExternal(svc, before)
+		fillExternal(svc, before)
 	}
 }
 
 // fillSlice makes s a slice of a Service with some pods. It uses the memory of the
 // endpoints that s had. Strings, which a consumer may keep, are new for each object, as
 // they are after decoding.
-func (c *Cluster) fillSlice(s *discoveryv1.EndpointSlice, f Family, service, slice int, pods []int) {
+func (c *Cluster) fillSlice(s *discoveryv1.EndpointSlice, service, slice int, pods []int) {
 	endpoints := s.Endpoints[:0]
 	*s = discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace:         c.NamespaceOf(service),
-			Name:              sliceName(service, slice, f),
+			Name:              sliceName(service, slice),
 			CreationTimestamp: createdAt,
 			Labels: map[string]string{
 				discoveryv1.LabelServiceName: Name(service),
 				discoveryv1.LabelManagedBy:   "endpointslice-controller.k8s.io",
 			},
 		},
-		AddressType: f.addressType,
+		AddressType: discoveryv1.AddressTypeIPv4,
 		Ports: []discoveryv1.EndpointPort{{
 			Name: ptr.To(strings.Clone(PortName)), Protocol: ptr.To(corev1.ProtocolTCP), Port: ptr.To[int32](TargetPort),
 		}},
@@ -152,7 +131,7 @@ func (c *Cluster) fillSlice(s *discoveryv1.EndpointSlice, f Family, service, sli
 	for _, pod := range pods {
 		node, zone := nodeOf(pod, c.nodes), fmt.Sprintf("zone-%d", pod%3)
 		endpoints = append(endpoints, discoveryv1.Endpoint{
-			Addresses:  []string{f.PodIP(pod).String()},
+			Addresses:  []string{PodIP(pod).String()},
 			Conditions: discoveryv1.EndpointConditions{Ready: &yes, Serving: &yes, Terminating: &no},
 			NodeName:   &node,
 			Zone:       &zone,
@@ -188,18 +167,16 @@ func (c *Cluster) external(service int) (before int, is bool) {
 
 func nodePort(before int) uint16 { return uint16(firstNodePort + before%(2*MaxExternal)) }
 
-func (f Family) loadBalancerIP(before int) netip.Addr { return lab.Nth(f.external, before+1) }
+func loadBalancerIP(before int) netip.Addr { return lab.Nth(external, before+1) }
 
-func (c *Cluster) fillExternal(svc *corev1.Service, before int) {
+func fillExternal(svc *corev1.Service, before int) {
 	svc.Spec.Type = corev1.ServiceTypeLoadBalancer
 	svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
 	svc.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
 	svc.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr.To[int32](affinitySeconds)}}
 	svc.Spec.Ports[0].NodePort = int32(nodePort(before))
-	for _, f := range c.Families {
-		svc.Status.LoadBalancer.Ingress = append(svc.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{IP: f.loadBalancerIP(before).String()})
-		for _, p := range f.sources {
-			svc.Spec.LoadBalancerSourceRanges = append(svc.Spec.LoadBalancerSourceRanges, p.String())
-		}
+	svc.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: loadBalancerIP(before).String()}}
+	for _, p := range sources {
+		svc.Spec.LoadBalancerSourceRanges = append(svc.Spec.LoadBalancerSourceRanges, p.String())
 	}
 }

@@ -20,7 +20,7 @@ const (
 	pageAt    = "127.0.0.1:10280"
 )
 
-var endpoints = netip.MustParsePrefix("10.0.0.0/10") // of all Services, a part of cluster.IPv4.Pods
+var endpoints = netip.MustParsePrefix("10.0.0.0/10") // of all Services, a part of cluster.Pods
 
 // node has a client, and a server that has the addresses of all endpoints.
 type node struct {
@@ -53,7 +53,7 @@ func (o *Options) build(ctx context.Context) (n *node, err error) {
 	if _, err := server.Serve(lab.TCP, netip.MustParseAddrPort(fmt.Sprintf("0.0.0.0:%d", cluster.TargetPort))); err != nil {
 		return nil, err
 	}
-	c := cluster.New(cluster.Config{Families: []cluster.Family{cluster.IPv4}, Services: n.Services, Endpoints: n.Endpoints, Namespace: "bench"})
+	c := cluster.New(cluster.Config{Services: n.Services, Endpoints: n.Endpoints, Namespace: "bench"})
 	return n, n.Write(c.Events())
 }
 
@@ -67,7 +67,7 @@ func (n *node) close() error {
 // connect begins the connections, and waits until conntrack has its usual number of them.
 func (n *node) connect(ctx context.Context) error {
 	for i := range n.Busy {
-		l, err := n.Clients[0].StartLoad(ctx, lab.TCP, netip.AddrPortFrom(cluster.IPv4.ClusterIP(i), cluster.Port), lab.LoadOptions{Pace: time.Second * time.Duration(n.Busy) / time.Duration(n.Rate)})
+		l, err := n.Clients[0].StartLoad(ctx, lab.TCP, netip.AddrPortFrom(cluster.ClusterIP(i), cluster.Port), lab.LoadOptions{Pace: time.Second * time.Duration(n.Busy) / time.Duration(n.Rate)})
 		if err != nil {
 			return err
 		}

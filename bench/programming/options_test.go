@@ -8,7 +8,7 @@ import (
 )
 
 func someOptions() Options {
-	return Options{Services: 10, Endpoints: 10, Family: FamilyIPv4, Mode: "nftables", Repetitions: 1, Runs: 1}
+	return Options{Services: 10, Endpoints: 10, Mode: "nftables", Repetitions: 1, Runs: 1}
 }
 
 func TestValidate(t *testing.T) {
@@ -24,7 +24,6 @@ func TestValidate(t *testing.T) {
 		{"too many in all", func(o *Options) { o.Services, o.Endpoints = 1000, 60000 }, "--endpoints: 1000 Services of 60000"},
 		{"no repetitions", func(o *Options) { o.Repetitions = 0 }, "--repetitions: must"},
 		{"no runs", func(o *Options) { o.Runs = 0 }, "--runs: must"},
-		{"family", func(o *Options) { o.Family = "ipx" }, `--family: "ipx" is none of ipv4, ipv6, dual`},
 		{"mode", func(o *Options) { o.Mode = "ebpf" }, `--mode: "ebpf" is none of iptables, iptables-legacy, iptables-nft, ipvs, nftables`},
 	}
 	for _, test := range tests {

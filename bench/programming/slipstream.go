@@ -123,10 +123,10 @@ func (s *slipstream) program(name string) (err error) {
 	if s.backend, err = modes[s.Mode](ctx); err != nil {
 		return err
 	}
-	config := desired.Config{NodeName: cluster.LocalNode, IPVS: s.cluster.IPVS}
-	config.DetectLocal.CIDRs = []netip.Prefix{cluster.IPv4.Pods, cluster.IPv6.Pods}
+	config := desired.Config{NodeName: cluster.LocalNode, IPVS: s.Mode == "ipvs"}
+	config.DetectLocal.CIDRs = []netip.Prefix{cluster.Pods}
 	s.state = desired.New(config)
-	s.state.SetNodeAddresses([]netip.Addr{cluster.IPv4.Node, cluster.IPv6.Node})
+	s.state.SetNodeAddresses([]netip.Addr{cluster.Node})
 	state := time.Since(begin)
 	for e := range s.cluster.Events() {
 		begin = time.Now()

@@ -99,8 +99,8 @@ func (o *Options) Measure(ctx context.Context, r *bench.Result) error {
 	if o.External > 0 {
 		external = fmt.Sprintf(", %d %% of them external", o.External)
 	}
-	r.Title = fmt.Sprintf("%s Services x %s endpoints%s, %s, mode %s, up to %s repetitions of each change, runs: %d",
-		bench.Thousands(o.Services), bench.Thousands(o.Endpoints), external, o.Family, o.Mode, bench.Thousands(o.Repetitions), o.Runs)
+	r.Title = fmt.Sprintf("%s Services x %s endpoints%s, mode %s, up to %s repetitions of each change, runs: %d",
+		bench.Thousands(o.Services), bench.Thousands(o.Endpoints), external, o.Mode, bench.Thousands(o.Repetitions), o.Runs)
 	r.AddSubjects("slipstream")
 	err := r.InTurns(ctx, o.Runs, func(_, _ int, into bench.Samples) error {
 		samples, err := o.runChild(ctx)
@@ -145,7 +145,6 @@ type Options struct {
 	Services    int    `json:"services"`
 	Endpoints   int    `json:"endpoints_per_service"`
 	External    int    `json:"external_percent"`
-	Family      string `json:"family"`
 	Mode        string `json:"mode"`
 	Repetitions int    `json:"repetitions"`
 	Runs        int    `json:"runs"`
@@ -159,28 +158,14 @@ type Options struct {
 func (o *Options) AddFlags(f *pflag.FlagSet) {
 	o.Child = []string{bench.Beside("bench-sync")}
 	f.IntVar(&o.Services, "services", 1000, "number of Services")
-	f.IntVar(&o.Endpoints, "endpoints", 10, "number of endpoints of each Service, in each address family")
+	f.IntVar(&o.Endpoints, "endpoints", 10, "number of endpoints of each Service")
 	f.IntVar(&o.External, "external", 0, "percentage of Services of type LoadBalancer, with NodePort, load balancer IP, source ranges, externalTrafficPolicy Local and session affinity")
-	f.StringVar(&o.Family, "family", FamilyIPv4, "address family of the Services: "+strings.Join(familyNames, ", "))
 	f.StringVar(&o.Mode, "mode", "nftables", "proxy mode: "+strings.Join(modeNames(), ", ")+"; iptables is the variant that this machine uses")
 	f.IntVar(&o.Repetitions, "repetitions", 1000, "how often to make each kind of change in each run; fewer where that takes long")
 	f.IntVar(&o.Runs, "runs", 1, "how often to do everything, in new processes; medians are reported")
 	f.BoolVar(&o.Verify, "verify", false, "compare the kernel's content in the end with the desired content; slow for more than 100,000 endpoints")
 	f.StringVar(&o.ProfileDir, "profile", "", "directory to write CPU and heap profiles of slipstream's steps to, for go tool pprof")
 }
-
-const (
-	FamilyIPv4 = "ipv4"
-	FamilyIPv6 = "ipv6"
-	FamilyDual = "dual"
-)
-
-var (
-	familyNames = []string{FamilyIPv4, FamilyIPv6, FamilyDual}
-	families    = map[string][]cluster.Family{
-		FamilyIPv4: {cluster.IPv4}, FamilyIPv6: {cluster.IPv6}, FamilyDual: {cluster.IPv4, cluster.IPv6},
-	}
-)
 
 // modeIPTables is the variant of iptables that this machine uses.
 const modeIPTables = "iptables"
@@ -211,7 +196,6 @@ func (o *Options) Validate(ctx context.Context) error {
 		bench.Within("--external", o.External, 0, 100),
 		bench.Within("--repetitions", o.Repetitions, 1, maxRepetitions),
 		bench.Within("--runs", o.Runs, 1, 1000),
-		bench.OneOf("--family", o.Family, familyNames...),
 		bench.OneOf("--mode", o.Mode, modeNames()...),
 	); err != nil {
 		return err
@@ -233,8 +217,5 @@ func (o *Options) Validate(ctx context.Context) error {
 }
 
 func (o *Options) newCluster() *cluster.Cluster {
-	return cluster.New(cluster.Config{
-		Families: families[o.Family], Services: o.Services, Endpoints: o.Endpoints, External: o.External, Seed: 1,
-		IPVS: o.Mode == "ipvs",
-	})
+	return cluster.New(cluster.Config{Services: o.Services, Endpoints: o.Endpoints, External: o.External, Seed: 1})
 }

@@ -23,9 +23,9 @@ import (
 )
 
 // small is a cluster that is measured within a second.
-func small(family string) Options {
+func small() Options {
 	return Options{
-		Services: 50, Endpoints: 5, Family: family, Mode: "nftables", Repetitions: 5, Runs: 1,
+		Services: 50, Endpoints: 5, Mode: "nftables", Repetitions: 5, Runs: 1,
 		Verify: true, Child: childCommand,
 	}
 }
@@ -71,23 +71,18 @@ func checkSeries(t *testing.T, r *bench.Result) {
 // account, and the result has every series.
 func TestSyncMeasures(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTables)
-	for _, family := range familyNames {
-		t.Run(family, func(t *testing.T) {
-			o := small(family)
-			r := measure(t, o)
-			checkSeries(t, r)
-			// A frontend, a pool, its endpoints and an address of each Service, in each
-			// family; and what the node itself takes.
-			if got, least := r.Find("cold_start_elements").Outcomes[0].Median, o.Services*(3+o.Endpoints)*len(families[family]); got < float64(least) {
-				t.Errorf("%v elements written, want %d at least", got, least)
-			}
-			if got, want := r.Find("endpoint_replaced_elements").Outcomes[0].Median, 2*len(families[family]); got != float64(want) {
-				t.Errorf("%v elements written for a replaced endpoint, want %d", got, want)
-			}
-			if len(r.Notes) != 1 || !strings.HasPrefix(r.Notes[0], "verified") {
-				t.Errorf("notes %q", r.Notes)
-			}
-		})
+	o := small()
+	r := measure(t, o)
+	checkSeries(t, r)
+	// A frontend, a pool, its endpoints and an address of each Service; and what the node itself takes.
+	if got, least := r.Find("cold_start_elements").Outcomes[0].Median, o.Services*(3+o.Endpoints); got < float64(least) {
+		t.Errorf("%v elements written, want %d at least", got, least)
+	}
+	if got := r.Find("endpoint_replaced_elements").Outcomes[0].Median; got != 2 {
+		t.Errorf("%v elements written for a replaced endpoint, want 2", got)
+	}
+	if len(r.Notes) != 1 || !strings.HasPrefix(r.Notes[0], "verified") {
+		t.Errorf("notes %q", r.Notes)
 	}
 }
 
@@ -95,12 +90,12 @@ func TestSyncMeasuresIPTables(t *testing.T) {
 	for mode, variant := range map[string]kerneltest.Feature{"iptables-legacy": kerneltest.IPTablesLegacy, "iptables-nft": kerneltest.IPTablesNFT} {
 		t.Run(mode, func(t *testing.T) {
 			kerneltest.Require(t, variant, kerneltest.IPSet)
-			o := small(FamilyDual)
+			o := small()
 			o.Mode = mode
 			r := measure(t, o)
 			checkSeries(t, r)
-			// A chain of a rule for each endpoint, in each family.
-			if got, want := r.Find("endpoint_replaced_elements").Outcomes[0].Median, (1+o.Endpoints)*2; got < float64(want) {
+			// A chain of a rule for each endpoint.
+			if got, want := r.Find("endpoint_replaced_elements").Outcomes[0].Median, 1+o.Endpoints; got < float64(want) {
 				t.Errorf("%v lines written for a replaced endpoint, want %d at least", got, want)
 			}
 		})
@@ -109,7 +104,7 @@ func TestSyncMeasuresIPTables(t *testing.T) {
 
 func TestSyncMeasuresIPVS(t *testing.T) {
 	kerneltest.Require(t, kerneltest.IPVS)
-	o := small(FamilyDual)
+	o := small()
 	o.Mode = "ipvs"
 	checkSeries(t, measure(t, o))
 }
@@ -118,7 +113,7 @@ func TestSyncMeasuresIPVS(t *testing.T) {
 func TestResolve(t *testing.T) {
 	kerneltest.Require(t, kerneltest.IPTablesNFT)
 	inNamespace(t, func() {
-		o := small(FamilyIPv4)
+		o := small()
 		o.Mode = modeIPTables
 		if err := o.Validate(t.Context()); err != nil || o.Mode != "iptables-nft" {
 			t.Errorf("without any rules, it is %s, %v", o.Mode, err)
@@ -142,7 +137,7 @@ func inNamespace(t *testing.T, f func()) {
 // Verification reports a difference between the kernel and the cluster.
 func TestVerifyFindsDifferences(t *testing.T) {
 	for _, mode := range []string{"nftables", "iptables-nft"} {
-		o := small(FamilyIPv4)
+		o := small()
 		o.Mode = mode
 		require := func(t *testing.T) {
 			kerneltest.Require(t, kerneltest.NFTables, kerneltest.NFTBinary)
@@ -172,7 +167,7 @@ func TestVerifyFindsDifferences(t *testing.T) {
 // A single Service of a single endpoint is measured like any other.
 func TestSmallestCluster(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTables)
-	o := small(FamilyIPv4)
+	o := small()
 	o.Services, o.Endpoints, o.Runs = 1, 1, 2
 	o.Repetitions = 4 * rounds
 	r := measure(t, o)
@@ -211,7 +206,7 @@ func traceOfSync() error {
 	if err != nil {
 		return err
 	}
-	o := small(FamilyDual)
+	o := small()
 	if _, err := bench.Run(context.Background(), "sync", &o); err != nil {
 		return err
 	}
@@ -240,7 +235,7 @@ func TestChildProblems(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			o := small(FamilyIPv4)
+			o := small()
 			o.Child = test.command
 			_, err := bench.Run(bounded(t), "sync", &o)
 			if err == nil || !strings.Contains(err.Error(), test.want) {
@@ -254,7 +249,7 @@ func TestInterrupted(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NetNS)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	o := small(FamilyIPv4)
+	o := small()
 	if _, err := bench.Run(ctx, "sync", &o); err == nil || err.Error() != "interrupted" {
 		t.Errorf("error %v", err)
 	}
@@ -272,7 +267,7 @@ func TestRunChildFails(t *testing.T) {
 // With --profile there is a profile of every step.
 func TestProfiles(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTables)
-	o := small(FamilyIPv4)
+	o := small()
 	o.ProfileDir = filepath.Join(t.TempDir(), "profiles")
 	measure(t, o)
 	for _, want := range []string{"cold-1.cpu.pprof", "restart-1.cpu.pprof", "replace-1.cpu.pprof", "replace-5.cpu.pprof", "burst-5.cpu.pprof", "heap.pprof"} {

@@ -51,13 +51,13 @@ const namespace = "default"
 // caller closes it.
 func newEnvironment(ctx context.Context, o *options, runs int) (_ *environment, err error) {
 	c := cluster.Config{
-		Families: []cluster.Family{cluster.IPv4}, Services: o.most(), Endpoints: o.Endpoints, Namespace: namespace, Seed: o.Seed,
+		Services: o.most(), Endpoints: o.Endpoints, Namespace: namespace, Seed: o.Seed,
 	}
 	if o.kind == Scale || o.kind == Fleet {
 		c.Singles, c.Rolled = singles, o.Rollout
 	}
 	e := &environment{Cluster: cluster.New(c), options: o}
-	e.site, err = site.Start(ctx, upstream.ControlPlaneOptions{Dir: o.dir, ServiceCIDRs: []netip.Prefix{cluster.IPv4.Services}, Log: o.log})
+	e.site, err = site.Start(ctx, upstream.ControlPlaneOptions{Dir: o.dir, ServiceCIDRs: []netip.Prefix{cluster.Services}, Log: o.log})
 	if err != nil {
 		return nil, err
 	}
@@ -87,7 +87,7 @@ func newPods(l *lab.Lab) (host *lab.Host, stop func(), err error) {
 		return nil, nil, err
 	}
 	// The routes to the clients' pods are more specific than the local range.
-	if err := errors.Join(host.RouteToPods(), host.AddLocalRange(cluster.IPv4.Pods)); err != nil {
+	if err := errors.Join(host.RouteToPods(), host.AddLocalRange(cluster.Pods)); err != nil {
 		return nil, nil, err
 	}
 	stop, err = bench.Serve(host.Namespace, netip.AddrPortFrom(netip.IPv4Unspecified(), cluster.TargetPort), func(fd int) {
@@ -157,7 +157,7 @@ func (e *environment) writeModel(ctx context.Context) (err error) {
 	if e.model.service, err = client.CoreV1().Services(namespace).Create(ctx, svc, metav1.CreateOptions{}); err != nil {
 		return fmt.Errorf("create Service %s: %w", svc.Name, err)
 	}
-	for _, s := range e.Slices(cluster.IPv4, 0) {
+	for _, s := range e.Slices(0) {
 		if e.model.slice, err = client.DiscoveryV1().EndpointSlices(namespace).Create(ctx, s, metav1.CreateOptions{}); err != nil {
 			return fmt.Errorf("create EndpointSlice %s: %w", s.Name, err)
 		}
@@ -181,7 +181,7 @@ func (e *environment) stored(service int) (all []upstream.Stored) {
 	address.Spec.ParentRef.Name = own.Name
 	add("ipaddresses/", address, own.Spec.ClusterIP)
 	add("services/specs/"+namespace+"/", svc, own.Name)
-	for _, own := range e.Slices(cluster.IPv4, service) {
+	for _, own := range e.Slices(service) {
 		slice := e.model.slice.DeepCopy()
 		slice.Labels, slice.OwnerReferences, slice.Endpoints = own.Labels, own.OwnerReferences, own.Endpoints
 		add("endpointslices/"+namespace+"/", slice, own.Name)
@@ -193,7 +193,7 @@ func (e *environment) stored(service int) (all []upstream.Stored) {
 func (e *environment) delivered(ctx context.Context) error {
 	return wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, e.Timeout, true, func(ctx context.Context) (bool, error) {
 		last := e.filled - 1
-		slices := e.Slices(cluster.IPv4, last)
+		slices := e.Slices(last)
 		// Resource version 0 is what the API server has in memory.
 		_, err := e.site.Plane.Client.DiscoveryV1().EndpointSlices(namespace).Get(ctx, slices[len(slices)-1].Name, metav1.GetOptions{ResourceVersion: "0"})
 		if apierrors.IsNotFound(err) {
@@ -207,7 +207,7 @@ func (e *environment) delivered(ctx context.Context) error {
 // The slice has the annotation that the EndpointSlice controller writes and kube-proxy
 // reads.
 func (e *environment) writeFirst(ctx context.Context, service int) error {
-	return e.write(ctx, e.Slice(cluster.IPv4, service, 0))
+	return e.write(ctx, e.Slice(service, 0))
 }
 
 func (e *environment) write(ctx context.Context, s *discoveryv1.EndpointSlice) error {
@@ -222,11 +222,11 @@ func (e *environment) write(ctx context.Context, s *discoveryv1.EndpointSlice) e
 // replaceFirst replaces the first endpoint of a Service, and returns the new one's address.
 // The change is not written yet.
 func (e *environment) replaceFirst(service int) netip.Addr {
-	return cluster.IPv4.PodIP(e.Replace(service, 0, 0))
+	return cluster.PodIP(e.Replace(service, 0, 0))
 }
 
 func frontend(service int) netip.AddrPort {
-	return netip.AddrPortFrom(cluster.IPv4.ClusterIP(service), cluster.Port)
+	return netip.AddrPortFrom(cluster.ClusterIP(service), cluster.Port)
 }
 
 // requests is how many are made to the API server at a time.
@@ -301,7 +301,7 @@ func (e *environment) proxyOptions(s subject, access *site.Access) proxies.Optio
 // kube-proxy runs the command called iptables. It tries the way from the client to the pods,
 // without any proxy.
 func (e *environment) prepare(ctx context.Context, n *node, s subject) (err error) {
-	if err := n.AddRoute(cluster.IPv4.Pods, podsAddress.Addr()); err != nil {
+	if err := n.AddRoute(cluster.Pods, podsAddress.Addr()); err != nil {
 		return err
 	}
 	if err := n.Register(ctx); err != nil {
@@ -315,7 +315,7 @@ func (e *environment) prepare(ctx context.Context, n *node, s subject) (err erro
 	if n.client, err = n.Idle("client-" + n.Name()); err != nil {
 		return err
 	}
-	pod := cluster.IPv4.PodAddr(e.Pods(0)[0])
+	pod := cluster.PodAddr(e.Pods(0)[0])
 	return n.client.Do(func() error {
 		answer, err := connect(pod, 2*time.Second)
 		if err == nil && answer != pod.Addr() {

@@ -263,9 +263,9 @@ func (f *fleet) churn(ctx context.Context, w *fleetWatch, changes int) (pods []*
 			many := f.Rollout / cluster.SliceSize
 			service, slice, at = cluster.RolledService, (n-others)%many, (n-others)/many%cluster.SliceSize
 		}
-		pod := w.await(cluster.IPv4.PodIP(f.Replace(service, slice, at)))
+		pod := w.await(cluster.PodIP(f.Replace(service, slice, at)))
 		pods = append(pods, pod)
-		o := f.Slice(cluster.IPv4, service, slice)
+		o := f.Slice(service, slice)
 		before, done := last[o.Name], make(chan struct{})
 		last[o.Name] = done
 		writes.Go(func() error {

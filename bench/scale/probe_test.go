@@ -33,14 +33,14 @@ func TestProber(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := n.AddRoute(cluster.IPv4.Pods, podsAddress.Addr()); err != nil {
+	if err := n.AddRoute(cluster.Pods, podsAddress.Addr()); err != nil {
 		t.Fatal(err)
 	}
 	client, err := n.Idle("client")
 	if err != nil {
 		t.Fatal(err)
 	}
-	one, other := cluster.IPv4.PodIP(0), cluster.IPv4.PodIP(5_000_000)
+	one, other := cluster.PodIP(0), cluster.PodIP(5_000_000)
 	send := func(to netip.Addr) {
 		_, err := n.Run(context.Background(), "nft", `add table ip test; add chain ip test c { type nat hook prerouting priority -100; };
 			flush chain ip test c; add rule ip test c ip daddr `+frontend(0).Addr().String()+" tcp dport 80 dnat to "+netip.AddrPortFrom(to, cluster.TargetPort).String())

@@ -38,10 +38,10 @@ func parse(kind string, flags ...string) (*options, error) {
 
 // Addresses are in their ranges in the largest cluster too, and not those of the clients.
 func TestLimits(t *testing.T) {
-	if last := frontend(maxServices - 1).Addr(); !cluster.IPv4.Services.Contains(last) {
+	if last := frontend(maxServices - 1).Addr(); !cluster.Services.Contains(last) {
 		t.Error(last)
 	}
-	if last := cluster.IPv4.PodIP(maxAllEndpoints + 3_000_000); !cluster.IPv4.Pods.Contains(last) || last.As4()[1] >= 244 {
+	if last := cluster.PodIP(maxAllEndpoints + 3_000_000); !cluster.Pods.Contains(last) || last.As4()[1] >= 244 {
 		t.Error(last)
 	}
 }
