@@ -23,21 +23,19 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := newCommand().ExecuteContext(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, "bench:", err)
+	if newCommand().ExecuteContext(ctx) != nil { // it is printed
 		os.Exit(1)
 	}
 }
 
 func newCommand() *cobra.Command {
 	root := &cobra.Command{
-		Use:           "bench",
-		Short:         "Benchmark Slipstream on this machine",
-		Args:          cobra.NoArgs,
-		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-		SilenceUsage:  true,
-		SilenceErrors: true,
+		Use:          "bench",
+		Short:        "Benchmark Slipstream on this machine",
+		RunE:         func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		SilenceUsage: true,
 	}
+	root.SetErrPrefix("bench:")
 	for _, b := range benchmarks {
 		root.AddCommand(measuring(&b.Command, b.new()))
 	}

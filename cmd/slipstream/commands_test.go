@@ -132,7 +132,8 @@ func TestAnswers(t *testing.T) {
 		},
 		"verify does not say that its Node does not exist": func(t *testing.T, s *site, ask func(...string) string) {
 			s.save("node.yaml", "apiVersion: v1\nkind: Node\nmetadata: {name: n1}\n")
-			contains(t, ask("verify", "--manifests", s.dir, "--hostname-override", "vm"), "Node vm")
+			contains(t, ask("verify", "--manifests", s.dir, "--hostname-override", "vm"), "- Node vm", "\nNode vm (there is no such object; see --hostname-override), ")
+			contains(t, ask("verify", "--manifests", s.dir, "--hostname-override", "n1"), "Node n1, ")
 		},
 		"migrate has no verdict on top": func(t *testing.T, s *site, _ func(...string) string) {
 			file := filepath.Join(t.TempDir(), "config")

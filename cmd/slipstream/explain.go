@@ -119,7 +119,7 @@ func (o *explainOptions) explain(ctx context.Context, out io.Writer, to string, 
 		q.Set("probe", "here")
 	}
 	var x see.Explanation
-	if err := see.Ask(ctx, o.socket, "/explain", q, &x); err != nil {
+	if err := o.get(ctx, "/explain", q, &x); err != nil {
 		return err
 	}
 	if o.trace {

@@ -6,11 +6,15 @@ import (
 	"bytes"
 	"encoding/json"
 	"os/exec"
+	"regexp"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 	"unicode/utf8"
 
 	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
+	"github.com/spf13/pflag"
 )
 
 // served is a site with Service default/web, and its status socket.
@@ -75,6 +79,25 @@ func TestFiveQuestions(t *testing.T) {
 	if nodes := s.ask("127.0.0.1:10256", "/problems"); nodes != `{"node":"n1","problems":[],"servicesWithoutEndpoints":1}`+"\n" {
 		t.Errorf("on which nodes: %q", nodes)
 	}
+}
+
+// TestHungProxy asks a proxy that was stopped: each command says that it waits, and ends.
+func TestHungProxy(t *testing.T) {
+	s, socket := newSite(t), socketPath(t)
+	p := s.run("--status-socket", socket, "--proxy-mode", "nftables")
+	s.until("it answers", func() bool { _, status := s.see("status", "--socket", socket); return status == 0 })
+	s.check(p.Signal(syscall.SIGSTOP))
+	defer p.Signal(syscall.SIGCONT)
+	var asking sync.WaitGroup
+	for _, command := range []string{"status", "services", "explain web", "top --once"} {
+		asking.Go(func() {
+			out, status := s.see(append(strings.Fields(command), "--socket", socket)...)
+			if contains(t, out, "The proxy has not answered yet", "no proxy answers on "+socket+" in time: it hangs"); status != int(exitNoProxy) {
+				t.Errorf("%s: exit status %d", command, status)
+			}
+		})
+	}
+	asking.Wait()
 }
 
 // TestExplainOtherPod asks for a pod of another node, while the cluster's range only is known.
@@ -167,14 +190,31 @@ func TestPageUnknownBytes(t *testing.T) {
 	}
 }
 
+// TestRunHelp checks that the help has each flag once, in sections.
+func TestRunHelp(t *testing.T) {
+	cmd := newRun()
+	var help bytes.Buffer
+	cmd.SetOut(&help)
+	if err := cmd.Usage(); err != nil {
+		t.Fatal(err)
+	}
+	contains(t, help.String(), "\nServices:\n", "\nIPVS mode:\n", "\n  slipstream run --manifests ")
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		lines := regexp.MustCompile(`\n {2,6}(-v, )?--`+f.Name+`[ [].*`).FindAllString(help.String(), -1)
+		if len(lines) != 1 && f.Deprecated == "" {
+			t.Errorf("--%s: %q", f.Name, lines)
+		}
+	})
+}
+
 // TestVerifyHelp checks that verify offers no flags of what it does not do. It still takes them, as it
 // gets the flags of a proxy.
 func TestVerifyHelp(t *testing.T) {
-	for _, name := range []string{"cleanup", "init-only", "ui-bind-address", "http-authorization", "write-config-to"} {
+	for _, name := range []string{"cleanup", "init-only", "ui-bind-address", "http-authorization", "write-config-to", "check-period", "v", "oom-score-adj"} {
 		cmd := newVerify()
 		var help bytes.Buffer
 		cmd.SetOut(&help)
-		if err := cmd.Usage(); err != nil || strings.Contains(help.String(), "--"+name) || cmd.Flags().Lookup(name) == nil {
+		if err := cmd.Usage(); err != nil || strings.Contains(help.String(), "--"+name+" ") || cmd.Flags().Lookup(name) == nil {
 			t.Errorf("--%s: %v", name, err)
 		}
 	}

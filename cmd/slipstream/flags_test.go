@@ -25,7 +25,7 @@ func parse(t *testing.T, args string) (*config.Config, []config.Note, error) {
 	t.Helper()
 	var o runFlags
 	cmd := &cobra.Command{}
-	o.add(cmd.Flags())
+	o.add(cmd)
 	if err := cmd.ParseFlags(strings.Fields(args)); err != nil {
 		return nil, nil, err
 	}

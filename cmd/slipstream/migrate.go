@@ -28,7 +28,6 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/source"
 	"github.com/slipstream-proxy/slipstream/internal/source/api"
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -204,8 +203,9 @@ func configured(flags []string) ([]byte, error) {
 	}
 	fields := func(flags []string) (all map[string]any, err error) {
 		var o runFlags
-		var fs pflag.FlagSet
-		o.add(&fs)
+		var cmd cobra.Command
+		o.add(&cmd)
+		fs := cmd.Flags()
 		fs.ParseErrorsAllowlist.UnknownFlags = true // those of earlier versions, such as for logs
 		if err := fs.Parse(flags); err != nil {
 			return nil, err
@@ -214,7 +214,7 @@ func configured(flags []string) ([]byte, error) {
 			return nil, fmt.Errorf("its flags name the configuration file %s: give that to --config", o.file)
 		}
 		o.config.KubeProxy.Mode = cmp.Or(o.config.KubeProxy.Mode, config.IPTables)
-		c, _, err := o.complete(&fs)
+		c, _, err := o.complete(fs)
 		if err != nil {
 			return nil, err
 		}

@@ -73,8 +73,7 @@ Traffic to ClusterIPs is masqueraded unless it comes from a pod of this node, wh
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
-	o.add(cmd.Flags())
-	_ = cmd.RegisterFlagCompletionFunc("proxy-mode", cobra.FixedCompletions(modeNames(), cobra.ShellCompDirectiveNoFileComp))
+	o.add(cmd)
 	return cmd
 }
 

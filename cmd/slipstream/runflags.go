@@ -13,6 +13,7 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/internal/config"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/expression"
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -39,47 +40,98 @@ type runFlags struct {
 	minSyncPeriod     time.Duration
 }
 
+// The sections of flags in the help. Those of ofProcess mean nothing to verify.
+const (
+	inGeneral    = "General"
+	inObjects    = "Where objects are read from"
+	inServices   = "Services"
+	inMasquerade = "Pods and masquerading"
+	inPaths      = "Fast path and sockets"
+	inConntrack  = "Connections (conntrack)"
+	inIPVS       = "IPVS mode"
+	inTiming     = "Timing"
+	inServing    = "What is served: health, metrics, the page, the commands"
+	inLogs       = "Logs"
+	inProcess    = "Other actions, the process, and what has no effect"
+)
+
+var ofProcess = []string{inTiming, inServing, inLogs, inProcess}
+
 // offloadThreshold is KEP-4963's name for the flag.
 const offloadThreshold = "offload-packet-threshold"
 
-func (o *runFlags) add(fs *pflag.FlagSet) {
+// add adds the flags to a command, whose help has them in sections.
+func (o *runFlags) add(cmd *cobra.Command) *cliflag.NamedFlagSets {
 	o.config = config.New()
-	k := &o.config.KubeProxy
+	k, fs, all := &o.config.KubeProxy, cmd.Flags(), &cliflag.NamedFlagSets{}
+	for _, section := range append([]string{inGeneral, inObjects, inServices, inMasquerade, inPaths, inConntrack, inIPVS}, ofProcess...) {
+		all.FlagSet(section)
+	}
 	fs.SetNormalizeFunc(cliflag.WordSepNormalizeFunc) // kube-proxy takes _ for -
-	fs.StringVar(&o.file, "config", "", "configuration file (KubeProxyConfiguration, and SlipstreamConfiguration in a second document); flags for fields of KubeProxyConfiguration are then ignored")
-	fs.StringVar(&o.writeTo, "write-config-to", "", "write the configuration with all its defaults to this file, and exit")
-	fs.BoolVar(&o.cleanup, "cleanup", false, "remove everything that slipstream and kube-proxy have programmed, as 'slipstream cleanup --kube-proxy --force' does, and exit")
-	fs.BoolVar(&o.initOnly, "init-only", false, "set the kernel parameters that need full privileges, and exit")
-	fs.StringVar(&o.version, "version", "false", "true or raw: print the version and exit")
-	fs.Lookup("version").NoOptDefVal = "true"
-	fs.StringVar(&o.hostname, "hostname-override", "", "name of this node's Node object (default: the host name); overrides --config")
-	fs.StringVar(&o.master, "master", "", "URL of the Kubernetes API, instead of the kubeconfig's; overrides --config")
-	addAPI(&o.upstream, k)
-	o.addServing(&o.upstream, k)
-	o.addMode(&o.upstream, k)
-	addIPVS(&o.upstream, &k.IPVS)
-	addTraffic(&o.upstream, k)
-	addConntrack(&o.upstream, &k.Conntrack)
-	fs.AddFlagSet(&o.upstream)
-	addOwn(fs, &o.config.Slipstream)
-	logsapi.AddFlags(&k.Logging, fs)
+	addAPI(all, k)
+	o.addServing(all, k)
+	o.addMode(all, k)
+	o.addTiming(all.FlagSet(inTiming), k)
+	addIPVS(all.FlagSet(inIPVS), &k.IPVS)
+	addTraffic(all, k)
+	addConntrack(all.FlagSet(inConntrack), &k.Conntrack)
+	for _, set := range all.FlagSets {
+		o.upstream.AddFlagSet(set)
+	}
+	general, process := all.FlagSet(inGeneral), all.FlagSet(inProcess)
+	general.StringVar(&o.file, "config", "", "configuration file (KubeProxyConfiguration, and SlipstreamConfiguration in a second document); flags for fields of KubeProxyConfiguration are then ignored")
+	general.StringVar(&o.hostname, "hostname-override", "", "name of this node's Node object (default: the host name); overrides --config")
+	all.FlagSet(inObjects).StringVar(&o.master, "master", "", "URL of the Kubernetes API, instead of the kubeconfig's; overrides --config")
+	process.StringVar(&o.writeTo, "write-config-to", "", "write the configuration with all its defaults to this file, and exit")
+	process.BoolVar(&o.cleanup, "cleanup", false, "remove everything that slipstream and kube-proxy have programmed, as 'slipstream cleanup --kube-proxy --force' does, and exit")
+	process.BoolVar(&o.initOnly, "init-only", false, "set the kernel parameters that need full privileges, and exit")
+	process.StringVar(&o.version, "version", "false", "true or raw: print the version and exit")
+	process.Lookup("version").NoOptDefVal = "true"
 	// Flags of cAdvisor that kube-proxy registers by accident.
-	fs.String("boot-id-file", "", "no effect")
-	fs.String("machine-id-file", "", "no effect")
+	process.String("boot-id-file", "", "no effect")
+	process.String("machine-id-file", "", "no effect")
+	addOwn(all, &o.config.Slipstream)
+	logsapi.AddFlags(&k.Logging, all.FlagSet(inLogs))
+	for _, set := range all.FlagSets {
+		fs.AddFlagSet(set)
+	}
+	_ = cmd.RegisterFlagCompletionFunc("proxy-mode", cobra.FixedCompletions(modeNames(), cobra.ShellCompDirectiveNoFileComp))
+	cmd.SetUsageFunc(func(cmd *cobra.Command) error {
+		out := cmd.OutOrStderr()
+		fmt.Fprintf(out, "Usage:\n  %s\n", cmd.UseLine())
+		if cmd.HasExample() {
+			fmt.Fprintf(out, "\nExamples:\n%s\n", cmd.Example)
+		}
+		for _, section := range all.Order {
+			if set := all.FlagSets[section]; set.HasAvailableFlags() {
+				fmt.Fprintf(out, "\n%s:\n%s", section, set.FlagUsagesWrapped(120))
+			}
+		}
+		return nil
+	})
+	return all
 }
 
-func addOwn(fs *pflag.FlagSet, c *config.SlipstreamConfiguration) {
+func addOwn(all *cliflag.NamedFlagSets, c *config.SlipstreamConfiguration) {
+	fs := all.FlagSet(inObjects)
 	fs.StringVar(&c.Manifests, "manifests", c.Manifests, "directory of manifests to read objects from, instead of the Kubernetes API")
-	fs.Var(period{&c.MinSyncPeriod}, "min-sync-period", "least time between two updates of the kernel; the first change after a quiet time does not wait (default "+config.DefaultMinSyncPeriod.String()+")")
-	fs.Var(period{&c.CheckPeriod}, "check-period", "how often to check whether the ruleset was modified externally")
-	fs.Var(period{&c.VerifyPeriod}, "verify-period", "how often to compare the frontends, endpoints, chains and rules in the kernel with the desired ones in the background, as 'slipstream verify' does, and repair differences; 0 to disable")
+	fs = all.FlagSet(inServices)
 	fs.StringVar(&c.Scheduler, "scheduler", c.Scheduler, "how endpoints are chosen where the annotation slipstream.io/scheduler of a Service does not say: random (the default), rr, maglev, nearest and others, in nftables mode")
 	fs.StringVar(&c.ServiceAnnotations, "service-annotations", c.ServiceAnnotations, "in which Namespaces slipstream.io/* annotations of Services, EndpointSlices and pods count: all (the default), none, or a selector of the Namespaces' labels")
 	fs.StringSliceVar(&c.ExternalIPRanges, "external-ip-ranges", c.ExternalIPRanges, "ranges of addresses in which spec.externalIPs of Services count, such as 192.0.2.0/24,2001:db8::/64; all by default")
 	fs.IntVar(&c.NamespaceSlots, "namespace-slots", c.NamespaceSlots, "slots of Maglev tables and weights that annotations may give the Services of a namespace (default 524288)")
 	fs.IntVar(&c.NamespaceElements, "namespace-elements", c.NamespaceElements, "frontends, source ranges of frontends and endpoints that the Services of a namespace may have, besides a 256th for each (default 65536)")
 	fs.IntVar(&c.MaglevTableSize, "maglev-table-size", c.MaglevTableSize, "largest number of slots of a Maglev table: 251, 1021, 4093, 16381 or 65521 (the default)")
+	fs = all.FlagSet(inPaths)
+	fs.StringVar(&c.SocketLoadBalancing, "socket-load-balancing", c.SocketLoadBalancing, "which connections of pods and processes of this node are connected straight to an endpoint, so that no packet is translated: off, or tcp (needs cgroup v2)")
+	fs.StringVar(&c.SocketExcludePods, "socket-exclude-pods", c.SocketExcludePods, `pods of this node whose connections --socket-load-balancing leaves alone, as a CEL expression over pod.namespace, .name, .labels and .annotations, such as 'pod.namespace == "mesh"'`)
+	addFastPath(fs, &c.FastPath, offloadThreshold)
+	fs = all.FlagSet(inTiming)
+	fs.Var(period{&c.MinSyncPeriod}, "min-sync-period", "least time between two updates of the kernel; the first change after a quiet time does not wait (default "+config.DefaultMinSyncPeriod.String()+")")
+	fs.Var(period{&c.CheckPeriod}, "check-period", "how often to check whether the ruleset was modified externally")
+	fs.Var(period{&c.VerifyPeriod}, "verify-period", "how often to compare the frontends, endpoints, chains and rules in the kernel with the desired ones in the background, as 'slipstream verify' does, and repair differences; 0 to disable")
 	fs.BoolVar(&c.ResetDeletedNodes, "reset-deleted-nodes", c.ResetDeletedNodes, "reset TCP connections to endpoints of Nodes that were deleted, instead of letting them time out; all Nodes are watched for it")
+	fs = all.FlagSet(inServing)
 	fs.StringVar(&c.StatusSocket, "status-socket", c.StatusSocket, "path of the Unix socket for 'slipstream status', 'services', 'top' and 'explain', which only root can use")
 	fs.StringVar(&c.PodSocket, "pod-socket", c.PodSocket, "path of the Unix socket for 'slipstream drained' in pods, such as "+config.PodSocket+"; empty to disable")
 	fs.StringVar(&c.UIBindAddress, "ui-bind-address", c.UIBindAddress, "IP address and port of a web page with status, Services and explanations, which all that can connect may read unless --http-authorization is api, such as 127.0.0.1:10280; empty to disable")
@@ -87,9 +139,6 @@ func addOwn(fs *pflag.FlagSet, c *config.SlipstreamConfiguration) {
 	fs.StringVar(&c.TLSPrivateKeyFile, "tls-private-key-file", c.TLSPrivateKeyFile, "private key of --tls-cert-file")
 	fs.StringVar(&c.HTTPAuthorization, "http-authorization", c.HTTPAuthorization, "who may read --metrics-bind-address and --ui-bind-address: none, all that can connect (the default), or api, those to whose token the API server allows it (needs --tls-cert-file)")
 	fs.BoolVar(&c.ServiceMetrics, "service-metrics", c.ServiceMetrics, "count connections and bytes by Service for the metrics slipstream_service_*; costs an event of the kernel for each connection that ends")
-	fs.StringVar(&c.SocketLoadBalancing, "socket-load-balancing", c.SocketLoadBalancing, "which connections of pods and processes of this node are connected straight to an endpoint, so that no packet is translated: off, or tcp (needs cgroup v2)")
-	fs.StringVar(&c.SocketExcludePods, "socket-exclude-pods", c.SocketExcludePods, `pods of this node whose connections --socket-load-balancing leaves alone, as a CEL expression over pod.namespace, .name, .labels and .annotations, such as 'pod.namespace == "mesh"'`)
-	addFastPath(fs, &c.FastPath, offloadThreshold)
 }
 
 // period is a flag for an optional period.
@@ -112,18 +161,18 @@ func (p period) String() string {
 
 func (p period) Type() string { return "duration" }
 
-func addAPI(fs *pflag.FlagSet, k *kubeproxy.KubeProxyConfiguration) {
-	c := &k.ClientConnection
+func addAPI(all *cliflag.NamedFlagSets, k *kubeproxy.KubeProxyConfiguration) {
+	c, fs := &k.ClientConnection, all.FlagSet(inObjects)
 	fs.StringVar(&c.Kubeconfig, "kubeconfig", "", "kubeconfig file for the Kubernetes API")
 	fs.StringVar(&c.ContentType, "kube-api-content-type", c.ContentType, "media type of requests to the Kubernetes API")
 	fs.Float32Var(&c.QPS, "kube-api-qps", c.QPS, "requests per second to the Kubernetes API, on average")
 	fs.Int32Var(&c.Burst, "kube-api-burst", c.Burst, "burst of requests to the Kubernetes API")
-	fs.DurationVar(&k.ConfigSyncPeriod.Duration, "config-sync-period", k.ConfigSyncPeriod.Duration, "no effect: watched objects are not delivered again periodically")
-	fs.Var(cliflag.NewMapStringBool(&k.FeatureGates), "feature-gates", "feature gates, comma-separated, such as "+config.Acceleration+"=false, which disables the fast path (default: true); docs/configuration.md lists kube-proxy's gates that have an effect")
+	all.FlagSet(inProcess).DurationVar(&k.ConfigSyncPeriod.Duration, "config-sync-period", k.ConfigSyncPeriod.Duration, "no effect: watched objects are not delivered again periodically")
+	all.FlagSet(inGeneral).Var(cliflag.NewMapStringBool(&k.FeatureGates), "feature-gates", "feature gates, comma-separated, such as "+config.Acceleration+"=false, which disables the fast path (default: true); docs/configuration.md lists kube-proxy's gates that have an effect")
 }
 
-func (o *runFlags) addServing(fs *pflag.FlagSet, k *kubeproxy.KubeProxyConfiguration) {
-	fs.StringVar(&k.BindAddress, "bind-address", k.BindAddress, "address of this node, instead of the Node object's address of the same family; 0.0.0.0 or :: for the Node object's")
+func (o *runFlags) addServing(all *cliflag.NamedFlagSets, k *kubeproxy.KubeProxyConfiguration) {
+	fs := all.FlagSet(inServing)
 	fs.StringVar(&o.healthz, "healthz-bind-address", k.HealthzBindAddress, "address and port to serve /healthz and /livez on")
 	fs.StringVar(&o.metrics, "metrics-bind-address", k.MetricsBindAddress, "address and port to serve /metrics on; empty to disable")
 	fs.Int32Var(&o.healthzPort, "healthz-port", 10256, "port of --healthz-bind-address if that has none; 0 to disable")
@@ -132,37 +181,46 @@ func (o *runFlags) addServing(fs *pflag.FlagSet, k *kubeproxy.KubeProxyConfigura
 	_ = fs.MarkDeprecated("metrics-port", "use --metrics-bind-address")
 	fs.BoolVar(&k.BindAddressHardFail, "bind-address-hard-fail", false, "exit if an address cannot be listened on, instead of retrying")
 	fs.BoolVar(&k.EnableProfiling, "profiling", false, "serve /debug/pprof/ on the metrics address")
-	fs.StringVar(&k.ShowHiddenMetricsForVersion, "show-hidden-metrics-for-version", "", "no effect: there are no hidden metrics")
-	fs.Int32Var(k.OOMScoreAdj, "oom-score-adj", *k.OOMScoreAdj, "OOM score adjustment of this process, from -1000 (killed last) to 1000 (killed first)")
+	all.FlagSet(inProcess).StringVar(&k.ShowHiddenMetricsForVersion, "show-hidden-metrics-for-version", "", "no effect: there are no hidden metrics")
+	all.FlagSet(inProcess).Int32Var(k.OOMScoreAdj, "oom-score-adj", *k.OOMScoreAdj, "OOM score adjustment of this process, from -1000 (killed last) to 1000 (killed first)")
 }
 
-func (o *runFlags) addMode(fs *pflag.FlagSet, k *kubeproxy.KubeProxyConfiguration) {
-	fs.StringVar((*string)(&k.Mode), "proxy-mode", "", "proxy mode: "+strings.Join(modeNames(), " or ")+" (default: nftables)")
+func (o *runFlags) addMode(all *cliflag.NamedFlagSets, k *kubeproxy.KubeProxyConfiguration) {
+	all.FlagSet(inGeneral).StringVar((*string)(&k.Mode), "proxy-mode", "", "proxy mode: "+strings.Join(modeNames(), ", ")+" (default: nftables)")
+	fs := all.FlagSet(inMasquerade)
 	fs.BoolVar(&k.IPTables.MasqueradeAll, "masquerade-all", false, "masquerade all traffic to ClusterIPs")
 	fs.Int32Var(k.NFTables.MasqueradeBit, "nftables-masquerade-bit", *k.NFTables.MasqueradeBit, "bit of the packet mark, 0 to 31, for packets to be masqueraded, in nftables mode")
 	fs.Int32Var(k.IPTables.MasqueradeBit, "iptables-masquerade-bit", *k.IPTables.MasqueradeBit, "bit of the packet mark, 0 to 31, for packets to be masqueraded, in iptables mode")
-	fs.BoolVar(k.IPTables.LocalhostNodePorts, "iptables-localhost-nodeports", true, "answer on NodePorts of IPv4 loopback addresses, in iptables mode")
+	all.FlagSet(inServices).BoolVar(k.IPTables.LocalhostNodePorts, "iptables-localhost-nodeports", true, "answer on NodePorts of IPv4 loopback addresses, in iptables mode")
+}
+
+func (o *runFlags) addTiming(fs *pflag.FlagSet, k *kubeproxy.KubeProxyConfiguration) {
 	fs.DurationVar(&o.syncPeriod, "iptables-sync-period", k.IPTables.SyncPeriod.Duration, "half the time after which a pending change makes this proxy unhealthy, also in nftables mode; in iptables mode also how often the complete ruleset is written at most")
 	fs.DurationVar(&o.minSyncPeriod, "iptables-min-sync-period", k.IPTables.MinSyncPeriod.Duration, "least time between two updates of the kernel, also in nftables mode; 0 for the default, which is "+config.DefaultMinSyncPeriod.String()+" there")
+	fs.DurationVar(&k.IPVS.SyncPeriod.Duration, "ipvs-sync-period", k.IPVS.SyncPeriod.Duration, "half the time after which a pending change makes this proxy unhealthy"+onlyIPVS)
+	fs.DurationVar(&k.IPVS.MinSyncPeriod.Duration, "ipvs-min-sync-period", 0, "least time between two updates of the kernel"+onlyIPVS)
 }
+
+// onlyIPVS is said of flags that IPVS mode alone has.
+const onlyIPVS = " (IPVS mode only)"
 
 func addIPVS(fs *pflag.FlagSet, c *kubeproxy.KubeProxyIPVSConfiguration) {
-	const only = " (IPVS mode only)"
-	fs.DurationVar(&c.SyncPeriod.Duration, "ipvs-sync-period", c.SyncPeriod.Duration, "half the time after which a pending change makes this proxy unhealthy"+only)
-	fs.DurationVar(&c.MinSyncPeriod.Duration, "ipvs-min-sync-period", 0, "least time between two updates of the kernel"+only)
 	fs.StringVar(&c.Scheduler, "ipvs-scheduler", "", "IPVS scheduler; in nftables mode, the algorithm in its place")
 	fs.StringSliceVar(&c.ExcludeCIDRs, "ipvs-exclude-cidrs", nil, "address ranges of IPVS virtual servers that do not belong to kube-proxy and are not removed")
-	fs.BoolVar(&c.StrictARP, "ipvs-strict-arp", false, "answer ARP requests only on the interface that has the address"+only)
-	fs.DurationVar(&c.TCPTimeout.Duration, "ipvs-tcp-timeout", 0, "how long IPVS keeps idle TCP connections; 0 to keep the current value"+only)
-	fs.DurationVar(&c.TCPFinTimeout.Duration, "ipvs-tcpfin-timeout", 0, "how long IPVS keeps TCP connections after a FIN; 0 to keep the current value"+only)
-	fs.DurationVar(&c.UDPTimeout.Duration, "ipvs-udp-timeout", 0, "how long IPVS keeps UDP flows; 0 to keep the current value"+only)
+	fs.BoolVar(&c.StrictARP, "ipvs-strict-arp", false, "answer ARP requests only on the interface that has the address"+onlyIPVS)
+	fs.DurationVar(&c.TCPTimeout.Duration, "ipvs-tcp-timeout", 0, "how long IPVS keeps idle TCP connections; 0 to keep the current value"+onlyIPVS)
+	fs.DurationVar(&c.TCPFinTimeout.Duration, "ipvs-tcpfin-timeout", 0, "how long IPVS keeps TCP connections after a FIN; 0 to keep the current value"+onlyIPVS)
+	fs.DurationVar(&c.UDPTimeout.Duration, "ipvs-udp-timeout", 0, "how long IPVS keeps UDP flows; 0 to keep the current value"+onlyIPVS)
 }
 
-func addTraffic(fs *pflag.FlagSet, k *kubeproxy.KubeProxyConfiguration) {
+func addTraffic(all *cliflag.NamedFlagSets, k *kubeproxy.KubeProxyConfiguration) {
+	fs := all.FlagSet(inMasquerade)
 	fs.StringVar((*string)(&k.DetectLocalMode), "detect-local-mode", "", "how to recognize traffic from pods of this node: ClusterCIDR, NodeCIDR, BridgeInterface, InterfaceNamePrefix (default: ClusterCIDR)")
 	fs.StringVar(&k.ClusterCIDR, "cluster-cidr", "", "range of pod addresses, or two of different families, comma-separated")
 	fs.StringVar(&k.DetectLocal.BridgeInterface, "pod-bridge-interface", "", "bridge of this node's pods")
 	fs.StringVar(&k.DetectLocal.InterfaceNamePrefix, "pod-interface-name-prefix", "", "prefix of the names of this node's pod interfaces")
+	fs = all.FlagSet(inServices)
+	fs.StringVar(&k.BindAddress, "bind-address", k.BindAddress, "address of this node, instead of the Node object's address of the same family; 0.0.0.0 or :: for the Node object's")
 	addNodePorts(fs, &k.NodePortAddresses, config.Primary+"; "+config.All+" in iptables mode, and if objects are read from the Kubernetes API and no mode is set")
 }
 
@@ -263,10 +321,12 @@ func (o *runFlags) fromFile(fs *pflag.FlagSet) (*config.Config, []config.Note, e
 	}
 	fromFile := c.KubeProxy.Logging.VModule
 	c.KubeProxy.Logging.VModule = nil
-	err = copyFlags(fs, func(to *pflag.FlagSet) {
-		logsapi.AddFlags(&c.KubeProxy.Logging, to)
-		addOwn(to, &c.Slipstream)
-	})
+	var own cliflag.NamedFlagSets
+	logsapi.AddFlags(&c.KubeProxy.Logging, own.FlagSet(inLogs))
+	addOwn(&own, &c.Slipstream)
+	for _, set := range own.FlagSets {
+		err = errors.Join(err, copyFlags(fs, set))
+	}
 	c.KubeProxy.Logging.VModule = append(c.KubeProxy.Logging.VModule, fromFile...)
 	fs.Visit(func(f *pflag.Flag) {
 		if o.upstream.Lookup(f.Name) != nil {
@@ -276,10 +336,8 @@ func (o *runFlags) fromFile(fs *pflag.FlagSet) (*config.Config, []config.Note, e
 	return c, notes, err
 }
 
-// copyFlags copies the values of flags that are set in from to the flags that define adds.
-func copyFlags(from *pflag.FlagSet, define func(*pflag.FlagSet)) (err error) {
-	var to pflag.FlagSet
-	define(&to)
+// copyFlags copies the values of flags that are set in from to the same ones of to.
+func copyFlags(from, to *pflag.FlagSet) (err error) {
 	to.VisitAll(func(f *pflag.Flag) {
 		if given := from.Lookup(f.Name); err == nil && given != nil && given.Changed {
 			err = f.Value.Set(given.Value.String())

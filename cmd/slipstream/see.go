@@ -104,11 +104,21 @@ type seeOptions struct {
 	output string
 	watch  bool
 	period time.Duration
+	stderr func() io.Writer
 }
 
 func (o *seeOptions) add(cmd *cobra.Command, outputs ...string) {
+	o.stderr = cmd.ErrOrStderr
 	cmd.Flags().StringVar(&o.socket, "socket", config.DefaultStatusSocket, "Unix socket of the running proxy (its --status-socket)")
 	addOutput(cmd, &o.output, outputs...)
+}
+
+// get asks the running proxy, for at most 10 s, and says after 2 s that it waits.
+func (o *seeOptions) get(ctx context.Context, path string, q url.Values, to any) error {
+	defer time.AfterFunc(2*time.Second, func() { fmt.Fprintln(o.stderr(), "The proxy has not answered yet; waiting for 8 more seconds.") }).Stop()
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	return see.Ask(ctx, o.socket, path, q, to)
 }
 
 // choice is a flag that takes some values.
@@ -249,7 +259,7 @@ The exit status is
 
 func showStatus(ctx context.Context, out io.Writer, o *seeOptions) error {
 	var s see.Status
-	err := see.Ask(ctx, o.socket, "/status", nil, &s)
+	err := o.get(ctx, "/status", nil, &s)
 	if errors.Is(err, see.ErrNoProxy) {
 		left, failed := see.Kernel()
 		if o.output == "json" {
@@ -356,7 +366,7 @@ func (o *servicesOptions) addSelection(cmd *cobra.Command, sort string) {
 // completeNamespace offers the namespaces that have Services.
 func (o *servicesOptions) completeNamespace(cmd *cobra.Command, _ []string, _ string) (all []string, _ cobra.ShellCompDirective) {
 	var services []see.Service
-	_ = see.Ask(cmd.Context(), o.socket, "/services", nil, &services)
+	_ = o.get(cmd.Context(), "/services", nil, &services)
 	for _, s := range services {
 		all = append(all, s.Namespace)
 	}
@@ -367,7 +377,7 @@ func (o *servicesOptions) completeNamespace(cmd *cobra.Command, _ []string, _ st
 // complete offers names of Services.
 func (o *servicesOptions) complete(cmd *cobra.Command, args []string, begin string) ([]string, cobra.ShellCompDirective) {
 	var all []see.Service
-	if len(args) > 0 || see.Ask(cmd.Context(), o.socket, "/services", url.Values{"namespace": {o.namespace}}, &all) != nil {
+	if len(args) > 0 || o.get(cmd.Context(), "/services", url.Values{"namespace": {o.namespace}}, &all) != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
 	var names []string
@@ -393,7 +403,7 @@ func (o *servicesOptions) ask(ctx context.Context, name string) ([]see.Service, 
 		q.Set("endpoints", "")
 	}
 	var all []see.Service
-	if err := see.Ask(ctx, o.socket, "/services", q, &all); err != nil {
+	if err := o.get(ctx, "/services", q, &all); err != nil {
 		return nil, err
 	}
 	if o.unserved {
@@ -596,10 +606,10 @@ func printService(out io.Writer, s *see.Service) error {
 		}
 		fmt.Fprintf(out, "  Traffic: %s now, %d in total", plain.Number(s.Traffic[i].Connections, "connection"), s.Traffic[i].Total.Connections)
 		if s.Traffic[i].Total.Accounting {
-			fmt.Fprintf(out, " with %d packets and %s", s.Traffic[i].Total.Packets, flows.BinarySize(s.Traffic[i].Total.Bytes))
+			fmt.Fprintf(out, " with %s and %s", plain.Number(int(s.Traffic[i].Total.Packets), "packet"), flows.BinarySize(s.Traffic[i].Total.Bytes))
 		}
 		if n := s.Traffic[i].Rejected; n != nil {
-			fmt.Fprintf(out, "; %d packets refused or dropped", *n)
+			fmt.Fprintf(out, "; %s refused or dropped", plain.Number(int(*n), "packet"))
 		}
 		if r := s.Traffic[i].RejectedRate; r != nil {
 			fmt.Fprintf(out, ", %.1f a second", *r)

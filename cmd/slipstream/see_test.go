@@ -101,7 +101,7 @@ func TestStatus(t *testing.T) {
 	p.Kill()
 	<-p.Done()
 	out, status = ask() // of the kernel alone; the socket is stale
-	contains(t, out, "nftables table ip slipstream with 1 frontends")
+	contains(t, out, "nftables table ip slipstream with 1 frontend\n")
 	if status != int(exitNoProxy) {
 		t.Errorf("exit status %d after the proxy was killed", status)
 	}

@@ -41,7 +41,7 @@ func TestSockets(t *testing.T) {
 		t.Error("a connection was translated after a change")
 	}
 	out, _ := s.see("status", "--socket", asked)
-	contains(t, out, "Sockets  ", "connections straight to endpoints so far", "attached true")
+	contains(t, out, "Sockets  ", "straight to endpoints so far", "attached true")
 	out, _ = s.see("explain", "--socket", asked, "--trace", webAddr.String())
 	contains(t, out, "goes straight to the endpoint (socketLoadBalancing)", "such as the probe of --trace", "The connection was answered within ")
 	_ = socket.Remove(s.node.FD()) // by another program, which may find them attached again

@@ -22,6 +22,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/socket"
 	"github.com/slipstream-proxy/slipstream/internal/source"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 )
@@ -44,13 +45,14 @@ func newVerify() *cobra.Command {
 the same flags does, computes the desired state, and compares it with what the kernel
 has, in any mode: frontends and endpoints, slipstream's tables, chains, sets and rules, also
 those of limits and of the fast path, programs and maps of BPF, their connections with
-conntrack, and parameters of the kernel that 'run' sets. It changes nothing, and works without a running proxy, except that NodePorts
-on loopback addresses lack their listeners then, and BPF programs of sockets do nothing. Give
-it the flags and the version of the proxy: other ones make other rules.
+conntrack, and parameters of the kernel that 'run' sets. It changes nothing, and works without
+a running proxy, except that NodePorts on loopback addresses lack their listeners then, and BPF
+programs of sockets do nothing. Give it the flags and the version of the proxy: other ones make
+other rules. It takes flags of 'run' that it does not list, and ignores them.
 
 Each difference is a line: "-" is missing in the kernel, "+" is unexpected, and "+ fault:"
-is what should not be as it is, such as a chain with other rules. The last line says what
-was compared. A difference that disappears within a few seconds is not reported, as the
+is what should not be as it is, such as a chain with other rules. The last line says which node
+this is, and what was compared. A difference that disappears within a few seconds is not reported, as the
 proxy may be applying a change.
 
 Exit status: 0 if all is the same, 2 if there are differences, 1 if they could not be looked for.
@@ -80,10 +82,9 @@ differences.`,
 			return nil
 		},
 	}
-	o.add(cmd.Flags())
-	_ = cmd.RegisterFlagCompletionFunc("proxy-mode", cobra.FixedCompletions(modeNames(), cobra.ShellCompDirectiveNoFileComp))
-	for _, without := range []string{"cleanup", "init-only", "ui-bind-address", "tls-cert-file", "tls-private-key-file", "http-authorization", "write-config-to"} {
-		_ = cmd.Flags().MarkHidden(without)
+	all := o.add(cmd)
+	for _, section := range ofProcess { // it takes all flags of a proxy
+		all.FlagSet(section).VisitAll(func(f *pflag.Flag) { f.Hidden = true })
 	}
 	return cmd
 }
@@ -141,10 +142,13 @@ func verify(ctx context.Context, c *config.Config, master string) (what string, 
 		}
 		return found, nil
 	})
-	if err == nil && !w.hasNode && (client != nil || w.others) {
+	if w.hasNode {
+		return fmt.Sprintf("Node %s, %s", node, what), lines, err
+	}
+	if err == nil && (client != nil || w.others) {
 		lines = append(lines, fmt.Sprintf("- Node %s, which is the name of this node (--hostname-override, or the host's name)", node))
 	}
-	return what, lines, err
+	return fmt.Sprintf("Node %s (there is no such object; see --hostname-override), %s", node, what), lines, err
 }
 
 // verifyBeside compares what is beside the dataplane: the fast path, sockets, and parameters of the kernel.

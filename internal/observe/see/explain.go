@@ -624,15 +624,22 @@ func WhyEmpty(p *desired.PortView, why desired.Empty) string {
 	case desired.NoEndpointSlice:
 		return "The Service has no EndpointSlice" + since + ". Check its selector, and that kube-controller-manager runs"
 	case desired.NoSuchPort:
-		return fmt.Sprintf("None of its %s has the port %s%s. Check targetPort and the names of ports", plain.Number(p.Slices, "EndpointSlice"), p.Name, since)
+		return fmt.Sprintf("No endpoint in its %s has the port %s%s. Check targetPort and the names of ports", plain.Number(p.Slices, "EndpointSlice"), p.Name, since)
 	case desired.EmptySlices:
 		return fmt.Sprintf("There is no endpoint in its %s%s. Check the Service's selector, and that its pods run", plain.Number(p.Slices, "EndpointSlice"), since)
 	case desired.NoLocalEndpoint:
-		return fmt.Sprintf("None of the %d endpoints is on this node and usable%s", p.Total, since)
+		return none(p.Total) + " on this node and usable" + since
 	case desired.NoReadyEndpoint:
-		return fmt.Sprintf("None of the %d endpoints is ready%s", p.Total, since)
+		return none(p.Total) + " ready" + since
 	}
 	return ""
+}
+
+func none(endpoints int) string {
+	if endpoints == 1 {
+		return "Its only endpoint is not"
+	}
+	return fmt.Sprintf("None of its %d endpoints is", endpoints)
 }
 
 // affinity explains session affinity, and returns the endpoints that may be chosen: only the one that the
@@ -732,7 +739,7 @@ func (x *explainer) connections() {
 	for _, backend := range slices.Sorted(maps.Keys(by)) {
 		c := by[backend]
 		if c.unanswered > 0 && x.to.Protocol == desired.TCP {
-			x.stop(NoAnswer, true, "Conntrack", "", "%d of %d connections to endpoint %s have no reply.", c.unanswered, c.connections, backend)
+			x.stop(NoAnswer, true, "Conntrack", "", "%d of %s to endpoint %s without a reply.", c.unanswered, plain.Number(int(c.connections), "connection"), backend)
 		}
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/firewall"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/iptchains"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
+	"github.com/slipstream-proxy/slipstream/internal/plain"
 	"golang.org/x/sys/unix"
 )
 
@@ -33,7 +34,7 @@ func Kernel() (lines []string, err error) {
 			return nil, fmt.Errorf("the kernel's tables can only be read by root with CAP_NET_ADMIN: %w", failed)
 		}
 		err = errors.Join(err, failed)
-		lines = append(lines, fmt.Sprintf("nftables table %s %s with %d frontends", t.Family, t.Name, n))
+		lines = append(lines, fmt.Sprintf("nftables table %s %s with %s", t.Family, t.Name, plain.Number(n, "frontend")))
 	}
 	chains := map[string]int{}
 	for _, t := range iptchains.Tables() {
@@ -51,7 +52,7 @@ func Kernel() (lines []string, err error) {
 		}
 	}
 	for _, command := range slices.Sorted(maps.Keys(chains)) {
-		lines = append(lines, fmt.Sprintf("%s: %d chains %s*", command, chains[command], firewall.OurChains))
+		lines = append(lines, fmt.Sprintf("%s: %s %s*", command, plain.Number(chains[command], "chain"), firewall.OurChains))
 	}
 	for _, t := range []nfnl.Table{{Family: nfnl.IPv4, Name: firewall.LimitsTable}, {Family: nfnl.IPv6, Name: firewall.LimitsTable}, {Family: nfnl.INET, Name: firewall.FastPathTable}} {
 		if _, failed := conn.Table(t); failed == nil {

@@ -255,7 +255,7 @@ func Answer[T any](w http.ResponseWriter, r *http.Request, get func(context.Cont
 // ErrNoProxy says that no proxy serves the socket.
 var ErrNoProxy = errors.New("no proxy answers")
 
-// Ask gets a path from the proxy that serves a socket, within 30 s if ctx has no deadline. If none does, the error wraps ErrNoProxy.
+// Ask gets a path from the proxy that serves a socket. If none does before ctx ends, the error wraps ErrNoProxy.
 func Ask(ctx context.Context, socket, path string, query url.Values, to any) error {
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
@@ -266,15 +266,10 @@ func Ask(ctx context.Context, socket, path string, query url.Values, to any) err
 	if err != nil {
 		return err
 	}
-	client := &http.Client{Transport: transport}
-	if _, bounded := ctx.Deadline(); !bounded {
-		client.Timeout = answerTimeout
-	}
-	r, err := client.Do(request)
-	var late net.Error
+	r, err := (&http.Client{Transport: transport}).Do(request)
 	switch {
-	case errors.As(err, &late) && late.Timeout():
-		return fmt.Errorf("%w on %s in time: it may be programming the kernel, or hang", ErrNoProxy, socket)
+	case errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("%w on %s in time: it hangs, was stopped by a signal, or has no processor time; see its log", ErrNoProxy, socket)
 	case errors.Is(err, unix.EACCES):
 		return fmt.Errorf("only root can ask the proxy: %w", errors.Unwrap(err)) // of a url.Error
 	case err != nil:

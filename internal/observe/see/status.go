@@ -340,7 +340,7 @@ func (s *Status) Facts() (all []Fact) {
 		row("Changes", "%d in %.1f minutes, p50 %s, p99 %s", c.Number, c.Minutes, rounded(c.P50), rounded(c.P99))
 	}
 	if c := s.Changes; c.LagKnown > 0 {
-		row("Lag", "p50 %s, p99 %s from %d changes of endpoints in the cluster to the kernel", rounded(c.LagP50), rounded(c.LagP99), c.LagKnown)
+		row("Lag", "p50 %s, p99 %s from the cluster to the kernel, of %s of endpoints", rounded(c.LagP50), rounded(c.LagP99), plain.Number(c.LagKnown, "change"))
 	}
 	if s.Waiting != nil {
 		row("Waiting", "a change since %s", ago(*s.Waiting))
@@ -366,7 +366,7 @@ func (s *Status) Facts() (all []Fact) {
 		row("Fast path", "none: %s", strings.TrimPrefix(s.NoFastPath, "fast path: "))
 	}
 	if k := s.Sockets; k != nil {
-		row("Sockets", "%d connections straight to endpoints so far, of %d network namespaces, at cgroup %s, attached %t", k.Connections, k.Namespaces, k.CGroup, k.Attached)
+		row("Sockets", "%s straight to endpoints so far, of %s, at cgroup %s, attached %t", plain.Number(int(k.Connections), "connection"), plain.Number(k.Namespaces, "network namespace"), k.CGroup, k.Attached)
 	}
 	for _, f := range s.Tables {
 		row("Table", "%s: %d of %d", f.Name, f.Entries, f.Limit)

@@ -18,6 +18,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/firewall"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
+	"github.com/slipstream-proxy/slipstream/internal/plain"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -349,7 +350,7 @@ func (x *explainer) firewalls(in string, hops []hop) {
 		x.step("Firewalls", "", "Not all rules of other tables could be read: %v", err)
 	}
 	if len(met) > 0 {
-		x.step("Firewalls", strings.Join(met, "\n"), "The packet meets %d base chains.", len(met))
+		x.step("Firewalls", strings.Join(met, "\n"), "The packet meets %s.", plain.Number(len(met), "base chain"))
 	}
 	maps.DeleteFunc(replies, func(d firewall.Dropping, _ []string) bool { // what drops the packet, there is no reply to
 		return found[firewall.Dropping{Rule: d.Rule, Certain: true}] != nil || found[firewall.Dropping{Rule: d.Rule}] != nil
