@@ -181,7 +181,7 @@ func removeChains(ctx context.Context, table iptchains.Table) (out outcome) {
 	removed, err := table.Remove(ctx, kubeProxy)
 	out.stays, out.failed = removed.Kept, err
 	if removed.Chains > 0 {
-		out.removed = []string{fmt.Sprintf("chains of %s (%d)", table, removed.Chains)}
+		out.removed = []string{fmt.Sprintf("%d chains of %s", removed.Chains, table)}
 	}
 	return out
 }
