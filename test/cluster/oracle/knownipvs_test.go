@@ -43,8 +43,13 @@ func isKeptOnNode(c *Cluster, d difference) bool {
 		too, _ := policyLocal(c, then)
 		return fromHere && (local || too) && d.outcomes[1].Note != NotBoth
 	}
-	if !local || !has || !fromHere || len(d.outcomes[0].Answers) == 0 {
+	if !local || !fromHere || len(d.outcomes[0].Answers) == 0 {
 		return false
+	}
+	if !has { // both reach endpoints of other nodes
+		kube, ours := d.outcomes[0].Answers, d.outcomes[1].Answers
+		as := d.probe.To.Addr().String()
+		return d.probe.From == OnNode && len(kube) == 1 && len(kube[as]) > 0 && len(ours) == 1 && slices.Equal(kube[as], ours[Node1])
 	}
 	for _, servers := range d.outcomes[0].Answers {
 		for _, s := range servers {
@@ -152,6 +157,9 @@ func TestKnownOfIPVSIsNarrow(t *testing.T) {
 		{"kept on another node", p[1], answers("a", "d:8080"), answers("a", "c:8080", "d:8080"), false},
 		{"kept on the node, and not reached", p[1], answers("a", "c:8080"), timeout, false},
 		{"kept on the node, and led elsewhere", p[1], answers("a", "c:8080"), answers("a", "elsewhere:9"), false},
+		{"from the node, seen as the Service", from(p[0], OnNode), answers(p[0].To.Addr().String(), "d:8080"), answers(Node1, "d:8080"), true},
+		{"from a pod, seen as the Service", p[0], answers(p[0].To.Addr().String(), "d:8080"), answers(Node1, "d:8080"), false},
+		{"from the node, seen as the Service, another endpoint", from(p[0], OnNode), answers(p[0].To.Addr().String(), "d:8080"), answers(Node1, "n2:8080"), false},
 		{"kept on the node, without an endpoint", p[0], answers("a", "c:8080"), answers("a", "d:8080"), false},
 	} {
 		d := difference{probe: tc.probe, outcomes: [2]Outcome{tc.kube, tc.ours}}
