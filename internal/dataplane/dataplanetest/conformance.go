@@ -217,13 +217,12 @@ func RandomSequence(t *testing.T, config desired.Config, seed uint64, size int, 
 		}
 		if n%8 == 0 {
 			Has(t, k, s)
+			isIntact(t, k)
 		}
 	}
 	Apply(t, k, s)
 	Has(t, k, s)
-	if err := k.Check(t.Context()); err != nil {
-		t.Error(err)
-	}
+	isIntact(t, k)
 
 	fresh := desired.New(byNode)
 	objects.SetAll(fresh, rand.New(rand.NewPCG(seed, 1)))

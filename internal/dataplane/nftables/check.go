@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -76,7 +77,7 @@ func (d *detector) reset(b *Dataplane, generation uint32, skeletons *skeletons, 
 }
 
 // Check implements dataplane.Dataplane. It finds missing and replaced tables,
-// missing and replaced rules and emptied sets at once, and single missing
+// missing and replaced rules and emptied sets at once, and single missing or modified
 // elements within several calls: one of a frontend while it looks up some of each pool, 32 in a
 // call; one of a slot while it looks up all, another 32 in a call.
 func (b *Dataplane) Check(ctx context.Context) error {
@@ -128,17 +129,9 @@ func (b *Dataplane) checkTable(f int) error {
 	}
 	var created nfnl.Batch
 	for d := range s.eachScopeSets {
-		for _, size := range startSizes {
-			if err := errors.Join(b.checkElement(s, d.picks, word(uint32(size)), "an element of "+d.picks.Name),
-				b.checkElement(s, d.stickyPicks, word(uint32(size|stickySelector)), "an element of "+d.stickyPicks.Name)); err != nil {
-				return err
-			}
-		}
+		s.writePicks(b.config, &created, d)
 		for selector := range b.onDemand[f][d.scope].chains {
 			s.writeOnDemand(&created, d, selector)
-			if err := b.checkElement(s, d.picks, word(uint32(selector)), "an element of "+d.picks.Name); err != nil {
-				return err
-			}
 		}
 	}
 	for set, keys := range b.writer.keys[f] {
@@ -146,23 +139,20 @@ func (b *Dataplane) checkTable(f int) error {
 		if s.isSmall(set) {
 			n = sampleSize
 		}
-		for key := range keys { // in another order each time
+		for key, value := range keys { // in another order each time
 			if n--; n < 0 {
 				break
 			}
-			if err := b.checkElement(s, set, []byte(key), "an element of "+set.Name); err != nil {
-				return err
-			}
+			created.AddElement(s.table, set, []byte(key), []byte(value), "")
 		}
 	}
 	for seconds, users := range b.timeouts[f] {
-		if users == emptied {
-			continue
+		if users != emptied {
+			s.writeRemember(&created, seconds)
 		}
-		s.writeRemember(&created, seconds)
-		if err := b.checkElement(s, s.remember, word(seconds), "an element of remember"); err != nil {
-			return err
-		}
+	}
+	if err := b.has(s, &created, math.MaxInt, "rules"); err != nil {
+		return err
 	}
 	special, _ := created.Written()
 	if all := t.Differing(&special, s.isCreated, s.isCreated); len(all) > 0 {
@@ -171,14 +161,14 @@ func (b *Dataplane) checkTable(f int) error {
 	return nil
 }
 
-// checkElement returns an error unless an element exists.
-func (b *Dataplane) checkElement(s *schema, set *nfnl.Set, key []byte, what string) error {
-	exists, err := b.conn.Has(s.table, set.Name, key)
-	if err != nil {
+// has returns an error unless a table has the elements that a batch adds, up to most of each set.
+func (b *Dataplane) has(s *schema, batch *nfnl.Batch, most int, of string) error {
+	lacks, err := b.conn.Lacks(s.table, batch, most)
+	switch {
+	case err != nil:
 		return fmt.Errorf("reading table %s %s: %w", s.table.Family, tableName, err)
-	}
-	if !exists {
-		return damaged(s, what+" is missing")
+	case lacks != "":
+		return damaged(s, of+": "+lacks)
 	}
 	return nil
 }
@@ -206,7 +196,7 @@ func (b *Dataplane) checkSlots() error {
 	for n := len(schemas) * sampleSize; n > 0 && d.unseen > 0; {
 		d.nextPool %= len(b.pools)
 		if p := b.pools[d.nextPool]; p != nil && d.nextSlot < len(p.Slots) {
-			if err := b.checkSlot(desired.PoolID(d.nextPool), p, d.nextSlot); err != nil {
+			if err := b.checkSlot(desired.PoolID(d.nextPool), p, d.nextSlot, selectorOf(p)); err != nil {
 				return err
 			}
 			d.nextSlot++
@@ -219,57 +209,63 @@ func (b *Dataplane) checkSlots() error {
 	return nil
 }
 
-// checkSlot looks up the elements of a slot.
-func (b *Dataplane) checkSlot(id desired.PoolID, p *pool, i int) error {
-	s, w := &b.schemas[p.Family], &b.writer
-	what := fmt.Sprintf("an element of Service %s", p.Service)
-	err := b.checkElement(s, s.addressSets[p.Scope].endpoints, w.endpointKey(id, i), what)
-	if err == nil && p.shared {
-		err = b.checkElement(s, s.partners, s.partnerKey(nil, w.number(id), p.Slots[i]), what)
-	} else if err == nil && p.Sticky {
-		err = b.checkElement(s, s.members, s.memberKey(nil, w.number(id), p.Slots[i]), what)
+// checkSlot looks up the elements of a slot, and of its pool if that had another selector before.
+func (b *Dataplane) checkSlot(id desired.PoolID, p *pool, i, before int) error {
+	s := &b.schemas[p.Family]
+	r := poolUpdate{id: id, schema: s, scopeSets: &s.addressSets[p.Scope], before: before, after: selectorOf(p), shared: p.shared}
+	if i < len(p.Slots) {
+		r.slots = []dataplane.SlotChange{{Slot: i, New: p.Slots[i], Has: true}}
+		if p.shared {
+			r.added = p.partners[p.Slots[i].Addr()][:1]
+		} else if p.Sticky {
+			r.added = p.Slots[i : i+1]
+		}
 	}
-	return err
+	return b.hasOf(s, p.Service, func(w *writer) {
+		w.poolUpdates = []poolUpdate{r}
+		w.pools(add, s)
+	})
+}
+
+// hasOf returns an error unless the kernel has the elements of a Service that write writes.
+func (b *Dataplane) hasOf(s *schema, service desired.ServicePort, write func(*writer)) error {
+	var batch nfnl.Batch
+	write(&writer{batch: &batch, base: b.writer.base})
+	return b.has(s, &batch, math.MaxInt, "Service "+service.String())
 }
 
 // checkPool looks up one element of each kind that leads from a frontend to a backend of
 // the pool.
 func (b *Dataplane) checkPool(id desired.PoolID, p *pool) error {
-	s, w := &b.schemas[p.Family], &b.writer
-	what := fmt.Sprintf("an element of Service %s", p.Service)
-	err := b.checkElement(s, s.pools, w.poolKey(id), what)
-	if n := len(p.Slots); err == nil && n > 0 {
-		err = b.checkSlot(id, p, rand.IntN(n))
-	}
+	err := b.checkSlot(id, p, rand.IntN(max(len(p.Slots), 1)), noSelector)
 	// All of most pools, but a Service may have many thousands.
 	from := rand.IntN(len(p.Frontends) + 1)
 	for i := range min(len(p.Frontends), sampleSize) {
 		if err == nil {
-			err = b.checkFrontend(s, p.Frontends[(from+i)%len(p.Frontends)], what)
+			err = b.checkFrontend(&b.schemas[p.Family], p.Frontends[(from+i)%len(p.Frontends)])
 		}
 	}
 	return err
 }
 
 // checkFrontend looks up all elements of a frontend, and one of its source ranges.
-func (b *Dataplane) checkFrontend(s *schema, f *desired.Frontend, what string) (err error) {
-	key := s.frontendKey(nil, f.FrontendKey)
-	for _, kind := range elementKinds {
-		if e := kind(&b.writer, s, f); err == nil && e.set != nil {
-			err = b.checkElement(s, e.set, key, what)
+func (b *Dataplane) checkFrontend(s *schema, f *desired.Frontend) error {
+	return b.hasOf(s, f.Service, func(w *writer) {
+		for _, kind := range elementKinds {
+			if e := kind(w, s, f); e.set != nil {
+				w.frontend(add, s, f, e)
+			}
 		}
-	}
-	if ranges := f.Sources; err == nil && ranges != nil && len(ranges.All()) > 0 {
-		first, _ := nfnl.Bounds(ranges.All()[0])
-		err = b.checkElement(s, s.sources, slices.Concat(key, first), what)
-	}
-	if err == nil && f.IsRange() {
-		err = b.checkElement(s, s.ranges, s.rangeStart(f.FrontendKey), what)
-	}
-	if err == nil && f.Kind == desired.ClusterIP {
-		err = b.checkElement(s, s.clusterIPs, s.addr(nil, f.Addr().As16()), what)
-	}
-	return err
+		if ranges := f.Sources; ranges != nil && len(ranges.All()) > 0 {
+			w.sources(add, s, f, ranges.All()[:1])
+		}
+		if f.IsRange() {
+			w.portRange(add, s, f)
+		}
+		if f.Kind == desired.ClusterIP {
+			w.setMember(add, s, desired.ClusterIPs, desired.Address(f.Addr()))
+		}
+	})
 }
 
 // A table has a seal: an empty, unused chain. Its name is a hash of the skeleton as it was

@@ -118,7 +118,7 @@ func (b *Dataplane) forgetRejected(change *desired.Change) {
 			continue
 		}
 		s := &schemas[f]
-		addresses := map[string]bool{string(s.addr(nil, k.Addr().As16())): true}
+		addresses := map[string]string{string(s.addr(nil, k.Addr().As16())): ""}
 		if k.OnNode() {
 			addresses = b.writer.keys[f][s.nodeAddresses]
 		}

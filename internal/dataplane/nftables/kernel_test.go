@@ -184,7 +184,7 @@ func TestConformance(t *testing.T) {
 		return func() dataplanetest.Backend {
 			b := k.open()
 			t.Cleanup(func() { b.Close() })
-			return b
+			return thorough{b}
 		}
 	})
 }

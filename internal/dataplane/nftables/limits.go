@@ -200,16 +200,13 @@ func (l *limitSchema) element(batch *nfnl.Batch, op op, f *desired.Frontend, num
 	}
 	set, key := l.setsOf(f.FrontendKey, desired.Cluster).sticky, l.frontendKey(nil, f.FrontendKey)
 	id := limitID(f)
-	w := writer{batch: batch, keys: [len(schemas)]map[*nfnl.Set]map[string]bool{{}, {}}, key: key, value: number(number(secondWord(nil, id[0]), id[1]), n)}
+	w := writer{batch: batch, key: key, value: number(number(secondWord(nil, id[0]), id[1]), n)}
 	w.element(op, &l.schema, set, f.Service.String())
 	if f.Sources == nil {
 		return
 	}
 	w.member(op, &l.schema, l.restricted)
-	for _, p := range f.Sources.All() {
-		first, last := nfnl.Bounds(p)
-		w.interval(op, &l.schema, l.sources, slices.Concat(key, first), slices.Concat(key, last))
-	}
+	w.sources(op, &l.schema, f, f.Sources.All())
 }
 
 // rewriteLimits writes the table anew, except what rules have counted, or deletes it without limits.
@@ -395,38 +392,21 @@ func (b *Dataplane) checkLimits(f int) error {
 	if t == nil || t.Dormant || k.numbers == nil || t.Fingerprint(nil) != k.fingerprint {
 		return damaged(&l.schema, "limits were modified")
 	}
+	var batch nfnl.Batch
 	for address := range b.writer.keys[f][schemas[f].nodeAddresses] {
-		if err := b.checkElement(&l.schema, l.nodeAddresses, []byte(address), "a node address with limits"); err != nil {
-			return err
-		}
-		break
+		batch.AddElement(l.table, l.nodeAddresses, []byte(address), nil, "")
+	}
+	for _, n := range k.numbers {
+		batch.AddVerdict(l.table, l.remember, word(n), nfnl.Goto, fmt.Sprint(limitPrefix, n))
 	}
 	checked := 0
 	for _, front := range k.frontends { // in another order each time
-		for set, key := range l.elements(front, k.numbers[placeOf(front)]) {
-			if err := b.checkElement(&l.schema, set, key, "an element of "+set.Name); err != nil {
-				return err
-			}
-		}
+		l.element(&batch, add, front, k.numbers)
 		if checked++; checked == sampleSize {
 			break
 		}
 	}
-	return nil
-}
-
-// elements returns those that lead from a frontend to its limits, and one of its source ranges.
-func (l *limitSchema) elements(f *desired.Frontend, n uint32) map[*nfnl.Set][]byte {
-	key := l.frontendKey(nil, f.FrontendKey)
-	all := map[*nfnl.Set][]byte{l.setsOf(f.FrontendKey, desired.Cluster).sticky: key, l.remember: word(n)}
-	if f.Sources != nil {
-		all[l.restricted] = key
-		for _, p := range f.Sources.All() {
-			first, _ := nfnl.Bounds(p)
-			all[l.sources] = slices.Concat(key, first)
-		}
-	}
-	return all
+	return b.has(&l.schema, &batch, sampleSize, "limits")
 }
 
 // limitFaults compares the table with a full description, except what rules have counted.

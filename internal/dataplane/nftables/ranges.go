@@ -179,12 +179,13 @@ func (w *writer) portRange(op op, s *schema, f *desired.Frontend) {
 	first := s.rangeStart(f.FrontendKey)
 	last := nfnl.AppendDestination(nil, uint8(f.Protocol), netip.AddrPortFrom(f.Addr(), f.Last))
 	last[len(last)-2], last[len(last)-1] = 0xff, 0xff // the padding
-	w.record(op, s, s.ranges, first)
+	value := append(number(nil, 0), s.frontendKey(nil, f.FrontendKey)[s.addrLen:]...)
+	w.record(op, s, s.ranges, first, value)
 	if op == del {
 		w.batch.DeleteInterval(s.table, s.ranges, first, last)
 		return
 	}
-	w.batch.AddInterval(s.table, s.ranges, first, last, append(number(nil, 0), s.frontendKey(nil, f.FrontendKey)[s.addrLen:]...)...)
+	w.batch.AddInterval(s.table, s.ranges, first, last, value...)
 }
 
 // rangeStart encodes the first key of the interval of a frontend.

@@ -66,7 +66,7 @@ func (b *Dataplane) reset(full *desired.Change) {
 		}
 	}
 	for f := range schemas {
-		b.writer.keys[f] = map[*nfnl.Set]map[string]bool{}
+		b.writer.keys[f] = map[*nfnl.Set]map[string]string{}
 	}
 	// A packet that looked up its pool's number in the old content must not find
 	// a different pool by that number in the new content. With other numbers it

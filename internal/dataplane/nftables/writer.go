@@ -3,6 +3,7 @@
 package nftables
 
 import (
+	"net/netip"
 	"slices"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
@@ -33,8 +34,9 @@ type writer struct {
 	base        uint32 // the kernel's number for the pool with ID 0
 	poolUpdates []poolUpdate
 
-	// keys are in the sets, for Check: all in those that are small, and some in those that pools have.
-	keys [len(schemas)]map[*nfnl.Set]map[string]bool
+	// keys are in the sets, for Check, with their values: all in those that are small, and some in those that pools
+	// have; nil if they are not kept.
+	keys [len(schemas)]map[*nfnl.Set]map[string]string
 }
 
 // poolUpdate is the difference to write for one pool.
@@ -52,7 +54,7 @@ type poolUpdate struct {
 
 // element adds the element with w.key and w.value to a set or map, or deletes it.
 func (w *writer) element(op op, s *schema, set *nfnl.Set, comment string) {
-	w.record(op, s, set, w.key)
+	w.record(op, s, set, w.key, w.value)
 	if op == add {
 		w.batch.AddElement(s.table, set, w.key, w.value, comment)
 	} else {
@@ -66,15 +68,16 @@ func (w *writer) member(op op, s *schema, set *nfnl.Set) {
 }
 
 // record keeps keys for Check.
-func (w *writer) record(op op, s *schema, set *nfnl.Set, key []byte) {
+func (w *writer) record(op op, s *schema, set *nfnl.Set, key, value []byte) {
 	keys := w.keys[s.family][set]
 	switch {
+	case w.keys[s.family] == nil:
 	case op != add:
 		delete(keys, string(key))
 	case keys == nil:
-		w.keys[s.family][set] = map[string]bool{string(key): true}
+		w.keys[s.family][set] = map[string]string{string(key): string(value)}
 	case len(keys) < sampleSize || s.isSmall(set):
-		keys[string(key)] = true
+		keys[string(key)] = string(value)
 	}
 }
 
@@ -84,7 +87,7 @@ func (s *schema) isSmall(set *nfnl.Set) bool {
 }
 
 func (w *writer) interval(op op, s *schema, set *nfnl.Set, first, last []byte) {
-	w.record(op, s, set, first)
+	w.record(op, s, set, first, nil)
 	if op == add {
 		w.batch.AddInterval(s.table, set, first, last)
 	} else {
@@ -248,6 +251,20 @@ func (s *schema) setsOf(k desired.FrontendKey, scope desired.Scope) *scopeSets {
 	return &s.addressSets[scope]
 }
 
+// frontend writes an element of a frontend.
+func (w *writer) frontend(op op, s *schema, f *desired.Frontend, e element) {
+	w.key = s.frontendKey(w.key[:0], f.FrontendKey)
+	w.value = w.value[:0]
+	for _, n := range e.value[:e.words] {
+		w.value = number(w.value, n)
+	}
+	comment := ""
+	if op == add && e.service != (desired.ServicePort{}) {
+		comment = e.service.String()
+	}
+	w.element(op, s, e.set, comment)
+}
+
 // frontends writes the elements of frontends.
 func (w *writer) frontends(op op, s *schema, change *desired.Change) {
 	frontends := func(yield func(f, other *desired.Frontend) bool) {
@@ -265,16 +282,7 @@ func (w *writer) frontends(op op, s *schema, change *desired.Change) {
 			if e.set == nil || other != nil && e == kind(w, s, other) {
 				continue
 			}
-			w.key = s.frontendKey(w.key[:0], f.FrontendKey)
-			w.value = w.value[:0]
-			for _, n := range e.value[:e.words] {
-				w.value = number(w.value, n)
-			}
-			comment := ""
-			if op == add && e.service != (desired.ServicePort{}) {
-				comment = e.service.String()
-			}
-			w.element(op, s, e.set, comment)
+			w.frontend(op, s, f, e)
 		}
 	}
 	for f, other := range frontends {
@@ -286,10 +294,15 @@ func (w *writer) frontends(op op, s *schema, change *desired.Change) {
 		if f.Sources == nil || other != nil && f.Sources == other.Sources {
 			continue
 		}
-		key := s.frontendKey(nil, f.FrontendKey)
-		for _, p := range f.Sources.All() {
-			first, last := nfnl.Bounds(p)
-			w.interval(op, s, s.sources, slices.Concat(key, first), slices.Concat(key, last))
-		}
+		w.sources(op, s, f, f.Sources.All())
+	}
+}
+
+// sources writes ranges of clients that may connect.
+func (w *writer) sources(op op, s *schema, f *desired.Frontend, ranges []netip.Prefix) {
+	key := s.frontendKey(nil, f.FrontendKey)
+	for _, p := range ranges {
+		first, last := nfnl.Bounds(p)
+		w.interval(op, s, s.sources, slices.Concat(key, first), slices.Concat(key, last))
 	}
 }

@@ -88,9 +88,7 @@ func (c *Conn) Differences(table Table, t *Contents, b *Batch, spare func(chain 
 		if s.Flags&(unix.NFT_SET_EVAL|unix.NFT_SET_TIMEOUT) != 0 {
 			continue
 		}
-		text := func(e Element) string {
-			return fmt.Sprintf("%x %t %x %d %s %s", e.Key, e.End, e.Value, e.Verdict, e.Chain, e.Comment)
-		}
+		text := func(e Element) string { return fmt.Sprintf("%s %s", e.content(), e.Comment) }
 		missing := map[string]string{}
 		for _, e := range elements[s.Name] {
 			missing[text(e)] = name(s.Name, e)
@@ -111,6 +109,33 @@ func (c *Conn) Differences(table Table, t *Contents, b *Batch, spare func(chain 
 	}
 	slices.Sort(all)
 	return all, err
+}
+
+func (e *Element) content() string {
+	return fmt.Sprintf("%x %t %x %d %s", e.Key, e.End, e.Value, e.Verdict, e.Chain)
+}
+
+// Lacks looks up the elements that a batch adds to a table, up to most of each set, and describes the first that is
+// missing or has another value; "" if none.
+func (c *Conn) Lacks(table Table, b *Batch, most int) (string, error) {
+	_, all := b.Written()
+	for set, elements := range all {
+		for _, want := range elements[:min(len(elements), most)] {
+			if want.End {
+				continue
+			}
+			got, has, err := c.Element(table, set, want.Key)
+			switch {
+			case err != nil:
+				return "", err
+			case !has:
+				return "an element of " + set + " is missing", nil
+			case got.content() != want.content():
+				return "an element of " + set + " was modified", nil
+			}
+		}
+	}
+	return "", nil
 }
 
 // Same reports whether a rule that was read is one that was sent. The kernel returns some
