@@ -33,8 +33,7 @@ func (b *Dataplane) compare(ctx context.Context, p *plan) error {
 			}
 			err = b.compareDestinations(ctx, p, f, pool)
 		default:
-			p.first = append(p.first, step{ipvs.AddService(want), want.Key, netip.AddrPort{}, f.Service, nil})
-			b.servers.replace(p, f, pool, nil, pool.Slots)
+			b.servers.add(p, f, pool)
 		}
 	})
 	for key := range existing {

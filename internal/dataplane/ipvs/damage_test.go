@@ -50,15 +50,15 @@ func TestDamage(t *testing.T) {
 		if out, err := s.Node.Run(t.Context(), "sh", "-c", c.command); err != nil {
 			t.Fatalf("%s: %v: %s", c.command, err, out)
 		}
+		if v, err := dataplane.Look(t.Context(), s.backend, s.state.Reported()); err != nil || len(v.Differences) == 0 {
+			t.Errorf("%s: verification finds nothing (%v)", c.command, err)
+		}
 		var err error
 		for t.Context().Err() == nil && err == nil { // not each Check lists all virtual servers
 			err = s.backend.Check(t.Context())
 		}
 		if !errors.Is(err, dataplane.ErrDamaged) || !strings.Contains(err.Error(), c.reason) {
 			t.Errorf("%s: Check: %v", c.command, err)
-		}
-		if v, err := dataplane.Look(t.Context(), s.backend, s.state.Reported()); err != nil || len(v.Differences) == 0 {
-			t.Errorf("%s: verification finds nothing (%v)", c.command, err)
 		}
 		dataplanetest.Reconcile(t, s.backend, s.state)
 		dataplanetest.Has(t, s.backend, s.state)

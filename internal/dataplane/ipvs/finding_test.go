@@ -34,10 +34,14 @@ func TestConnectionsOutliveTheirEndpoint(t *testing.T) {
 	alive(t, stream)
 }
 
-// TestLostServer: one check finds that a virtual server or one of its destinations is gone, whichever it is.
+// TestLostServer: one check finds that a virtual server or one of its destinations is gone, whichever it is. A virtual server
+// is back then, also if it was not time to list all.
 func TestLostServer(t *testing.T) {
 	for _, what := range []string{"virtual server", "destination"} {
 		s := newStreet(t, 1, Options{})
+		if out, err := s.Node.Run(t.Context(), "ipvsadm", "-A", "-t", "192.0.2.99:443"); err != nil { // another program's
+			t.Fatalf("%v: %s", err, out)
+		}
 		for i := range 40 {
 			s.other(fmt.Sprint("other-", i), fmt.Sprint("10.96.1.", i+1), "10.244.1.3", "10.244.1.4", "10.244.1.5")
 		}
@@ -52,6 +56,11 @@ func TestLostServer(t *testing.T) {
 		request := ipvs.DeleteService(key)
 		if what == "destination" {
 			request = ipvs.DeleteDestination(key, addrPort(last.Slots[1]))
+		} else {
+			if err := s.backend.Check(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			s.backend.listing = time.Hour
 		}
 		err := s.backend.conn.Execute(t.Context(), []ipvs.Request{request}, func(_ int, err error) { t.Error(err) })
 		if err != nil {
@@ -59,6 +68,16 @@ func TestLostServer(t *testing.T) {
 		}
 		if err := s.backend.Check(t.Context()); !errors.Is(err, dataplane.ErrDamaged) || !strings.Contains(err.Error(), what) {
 			t.Errorf("a lost %s: Check: %v", what, err)
+		}
+		if what == "destination" {
+			continue
+		}
+		all, err := s.backend.conn.Destinations(t.Context(), key)
+		if servers, failed := s.backend.byAddress(t.Context()); len(all) != 3 || err != nil || failed != nil || servers[key] != s.backend.servers.service(last.Frontends[0]) {
+			t.Errorf("virtual server %v, destinations %v, errors %v, %v", servers[key], all, err, failed)
+		}
+		if err := s.backend.Check(t.Context()); err != nil {
+			t.Error(err)
 		}
 	}
 }

@@ -57,6 +57,7 @@ type Dataplane struct {
 	nextSample      int           // of Check
 	sampled, listed time.Time     // when Check last compared some virtual servers, and listed all
 	listing         time.Duration // how long that took
+	others          int           // virtual servers of other programs for IPv4 that the last Check found
 }
 
 var (
@@ -105,7 +106,7 @@ func (b *Dataplane) reset() {
 	b.servers = servers{scheduler: b.scheduler, addresses: map[netip.Addr]bool{}}
 	b.drain = drains{}
 	b.refused = refusals{}
-	b.sampled = time.Now()
+	b.sampled, b.others = time.Now(), 0
 }
 
 // Reconcile implements dataplane.Dataplane. The virtual servers that the kernel has are

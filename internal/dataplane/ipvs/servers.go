@@ -164,16 +164,13 @@ func (s *servers) frontend(p *plan, c *desired.FrontendChange, before *pool) {
 		p.last = append(p.last, step{ipvs.DeleteService(key), key, netip.AddrPort{}, c.Old.Service, noService})
 		return
 	}
-	missing := c.Old == nil
-	if p.refused.drop(key, netip.AddrPort{}) {
-		missing, before = true, &pool{}
-	}
 	pool := s.pools.Get(c.New.VirtualServer())
 	pool.Refer(c.New)
-	v := s.service(c.New)
-	if missing {
-		p.first = append(p.first, step{ipvs.AddService(v), key, netip.AddrPort{}, c.New.Service, nil})
-	} else if v != s.service(c.Old) {
+	if p.refused.drop(key, netip.AddrPort{}) || c.Old == nil {
+		s.add(p, c.New, pool)
+		return
+	}
+	if v := s.service(c.New); v != s.service(c.Old) {
 		p.first = append(p.first, step{ipvs.SetService(v), key, netip.AddrPort{}, c.New.Service, nil})
 	}
 	removed, added := difference(before.Slots, pool.Slots)
@@ -181,6 +178,13 @@ func (s *servers) frontend(p *plan, c *desired.FrontendChange, before *pool) {
 	if before.destinations != nil || pool.destinations != nil {
 		s.reweigh(p, c.New, pool, before.destinations, added)
 	}
+}
+
+// add adds the steps for a virtual server that does not exist.
+func (s *servers) add(p *plan, f *desired.Frontend, pool *pool) {
+	key := keyOf(f.FrontendKey)
+	p.first = append(p.first, step{ipvs.AddService(s.service(f)), key, netip.AddrPort{}, f.Service, nil})
+	s.replace(p, f, pool, nil, pool.Slots)
 }
 
 // reweigh changes the weights of the destinations that a virtual server had before.

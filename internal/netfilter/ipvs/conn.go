@@ -10,6 +10,7 @@ import (
 	"math/bits"
 	"net/netip"
 	"slices"
+	"unsafe"
 
 	"github.com/mdlayher/netlink"
 	"github.com/slipstream-proxy/slipstream/internal/feature"
@@ -71,6 +72,24 @@ func (c *Conn) Services(ctx context.Context) (all []Service, err error) {
 		return nil, fmt.Errorf("listing IPVS virtual servers: %w", err)
 	}
 	return all, nil
+}
+
+// Number returns how many virtual servers for IPv4 the calling thread's network namespace has. However many there are, it
+// costs the same.
+func Number() (int, error) {
+	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, err
+	}
+	defer unix.Close(s)
+	const getInfo = 64 + 1024 + 64 + 1 // IP_VS_SO_GET_INFO
+	var info struct{ version, connections, services uint32 }
+	size := uint32(unsafe.Sizeof(info))
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(s), unix.IPPROTO_IP, getInfo, uintptr(unsafe.Pointer(&info)), uintptr(unsafe.Pointer(&size)), 0)
+	if errno != 0 {
+		return 0, fmt.Errorf("counting IPVS virtual servers: %w", errno)
+	}
+	return int(info.services), nil
 }
 
 // Destinations returns the destinations of a virtual server; none if the kernel does not have
