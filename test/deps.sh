@@ -47,6 +47,9 @@ needs=(
   'sysctl procps'
   'spin spin'                   # exploring the model of test/model
   'promtool prometheus'         # evaluating the alerts
+  'curl curl'                   # FTP and SIP through ranges of ports
+  'vsftpd vsftpd'
+  'sipp sip-tester'
 )
 [ -z "$e2e" ] || needs+=(
   'containerd containerd'       # nodes with a kubelet
@@ -85,21 +88,22 @@ if [ "$(id -u)" -ne 0 ]; then
 fi
 apt() { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=600 "$@" >&2; }
 
-# The packages prometheus and containerd would start servers on this machine, so programs are unpacked from them.
+# The packages prometheus, vsftpd and containerd would start servers on this machine, so programs are unpacked from them.
 unpack() (
   dir=$(mktemp -d)
   trap 'rm -rf "$dir"' EXIT
   cd "$dir" && apt-get -qq -o APT::Sandbox::User=root download "$1" && dpkg -x "$1"_*.deb . || exit
   shift
-  "${as_root[@]}" cp "${@/#/usr/bin/}" /usr/local/bin
+  "${as_root[@]}" cp "${@/#/usr/}" /usr/local/bin
 )
 
 install() {
   local names=() name
   for name in "${packages[@]}"; do
     case $name in
-      prometheus) unpack prometheus promtool || return ;;
-      containerd) unpack containerd containerd containerd-shim-runc-v2 ctr || return ;;
+      vsftpd) unpack vsftpd sbin/vsftpd || return; names+=(libwrap0) ;;
+      prometheus) unpack prometheus bin/promtool || return ;;
+      containerd) unpack containerd bin/containerd bin/containerd-shim-runc-v2 bin/ctr || return ;;
       *) names+=("$name") ;;
     esac
   done
