@@ -34,7 +34,7 @@ func (o *Options) AddFlags(f *pflag.FlagSet) {
 	f.BoolVar(&o.fast, "fast", false, "measure less, in 15 minutes instead of 90")
 	f.StringSliceVar(&o.parts, "part", nil, "`names` of parts to measure again, and no others: "+strings.Join(partNames(), ", "))
 	f.BoolVar(&o.render, "render", false, "only write the page, from what was measured before")
-	f.BoolVar(&o.snapshot, "snapshot", false, "only write page and records of a full run to docs/report, and README's first table")
+	f.BoolVar(&o.snapshot, "snapshot", false, "only write page and records of a full run to docs/report; README's first table is of them")
 	f.StringVar(&o.out, "out", "report", "`directory` for the page, and for the measurements in data/")
 	f.StringVar(&o.version, "version", "unknown", "version of Slipstream; what another one has measured is measured again")
 }
@@ -62,7 +62,7 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	if o.snapshot {
-		return snapshot(records, "docs/report", "README.md", os.Stderr)
+		return snapshot(records, "docs/report", os.Stderr)
 	}
 	var failed error
 	if !o.render {
