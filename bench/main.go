@@ -45,19 +45,15 @@ func newCommand() *cobra.Command {
 
 // measuring completes the command of a benchmark.
 func measuring(cmd *cobra.Command, b bench.Benchmark) *cobra.Command {
-	var format, save string
+	var save string
 	cmd.Flags().SortFlags = false
 	b.AddFlags(cmd.Flags())
-	cmd.Flags().StringVarP(&format, "output", "o", "table", "table or json")
-	cmd.Flags().StringVar(&save, "save", "", "file to write the result to, too, as JSON")
+	cmd.Flags().StringVar(&save, "save", "", "`file` to write the result to, too, as JSON")
 	cmd.Args = cobra.NoArgs
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if err := bench.OneOf("--output", format, "table", "json"); err != nil {
-			return err
-		}
 		r, err := bench.Run(cmd.Context(), cmd.Name(), b)
 		if err == nil {
-			err = r.Write(cmd.OutOrStdout(), format, save)
+			err = r.Write(cmd.OutOrStdout(), save)
 		}
 		if err == nil {
 			err = r.Failures()
@@ -87,7 +83,7 @@ the machine's own rules are not touched. The time of a change is from handing th
 objects over until the kernel uses them. Measure on a quiet machine: the load average is
 in the header. 'bench scale' compares with kube-proxy.`,
 		Example: `  bench sync --services 1000 --endpoints 10
-  bench sync --services 10000 --endpoints 10 --runs 5 -o json
+  bench sync --services 10000 --endpoints 10 --runs 5 --save result.json
   bench sync --services 10000 --mode iptables --repetitions 10`,
 	},
 	func() bench.Benchmark { return new(programming.Options) },
@@ -97,8 +93,8 @@ in the header. 'bench scale' compares with kube-proxy.`,
 		Short: "Measure connections by the slow path, the fast path, sockets, and without a Service",
 		Long: `Forward measures connections to a Service by several paths: the slow path ("off", also called
 nftables), the engines of the fast path (flowtable, ebpf) or a threshold of packets, sockets
-that connect straight to the endpoint, from pod to pod without a Service (direct), over one
-link between the pods without a node, and by one rule alone, the least that NAT costs. Measured are TCP streams by iperf3 with segments aggregated on the
+that connect straight to the endpoint, from pod to pod without a Service (direct), and over one
+link between the pods without a node. Measured are TCP streams by iperf3 with segments aggregated on the
 pods' interfaces, as usual, and with GSO, TSO and GRO off (packets), and the machine's
 processor time for them; UDP datagrams a second, and the cost of forwarding one packet (udp);
 requests on one connection (rr); and connections of one request and one response (crr).
@@ -109,7 +105,7 @@ changes. The table has medians, and their ratios to the first path in the same r
 that the kernel cannot have is named in a note. Measure on a quiet machine.`,
 		Example: `  bench forward --rounds 12 --streams 12 --save result.json
   bench forward --paths off,1,20 --measure aggregated,packets,udp --firewall=false
-  bench forward --paths direct,sockets,nftables,rule --measure crr --services 10000 --firewall=false`,
+  bench forward --paths direct,sockets,nftables --measure crr --services 10000 --firewall=false`,
 	},
 	func() bench.Benchmark { return new(forward.Options) },
 }, {

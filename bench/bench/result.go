@@ -178,23 +178,17 @@ func (r *Result) Failures() (err error) {
 	return err
 }
 
-// Write writes the result as a table or, in format json, as JSON to out and, if save is not
-// empty, as JSON to a file of that name.
-func (r *Result) Write(out io.Writer, format, save string) error {
-	b, err := json.MarshalIndent(r, "", "  ")
-	if err != nil {
+// Write writes the result as a table to out and, if save is not empty, as JSON to a file of that name.
+func (r *Result) Write(out io.Writer, save string) error {
+	err := r.WriteTable(out)
+	if save == "" {
 		return err
 	}
-	b = append(b, '\n')
-	if format == "json" {
-		_, err = out.Write(b)
-	} else {
-		err = r.WriteTable(out)
+	b, failed := json.MarshalIndent(r, "", "  ")
+	if failed == nil {
+		failed = os.WriteFile(save, append(b, '\n'), 0o644)
 	}
-	if save != "" {
-		err = errors.Join(err, os.WriteFile(save, b, 0o644))
-	}
-	return err
+	return errors.Join(err, failed)
 }
 
 // WriteTable writes the result for reading: a column for each subject, and beside each

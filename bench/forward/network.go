@@ -90,7 +90,7 @@ func (n *network) set(ctx context.Context, s Setting) error {
 	for _, c := range []struct {
 		was, is bool
 		use     func(context.Context, bool) error
-	}{{before.sockets, s.sockets, n.useSockets}, {before.linked, s.linked, n.useLink}, {before.rule, s.rule, n.useRule}} {
+	}{{before.sockets, s.sockets, n.useSockets}, {before.linked, s.linked, n.useLink}} {
 		if c.was != c.is {
 			if err := c.use(ctx, c.is); err != nil {
 				return fmt.Errorf("setting %q: %w", s.Name, err)
@@ -180,9 +180,6 @@ var (
 func (n *network) frontend(p servicePort) netip.AddrPort {
 	if n.direct {
 		return n.backend(p)
-	}
-	if n.rule {
-		return netip.AddrPortFrom(ruled, p.port)
 	}
 	return netip.AddrPortFrom(clusterIP, p.port)
 }

@@ -297,7 +297,6 @@ type Setting struct {
 	direct  bool // the client connects to the server's pod: the node translates nothing
 	linked  bool // by one link that joins the two pods: what no fast path can be faster than
 	sockets bool // the client's sockets connect straight to the endpoint (package socket)
-	rule    bool // one rule translates connections to an address that no Service has: the least that NAT costs
 }
 
 // threshold is the default of 'slipstream run', in packets.
@@ -312,7 +311,6 @@ var paths = map[string]Setting{
 	"sockets":   {Name: "sockets", sockets: true},
 	"direct":    {Name: "no Service", direct: true},
 	"link":      {Name: "one link", direct: true, linked: true},
-	"rule":      {Name: "one rule", rule: true},
 }
 
 // settings are what is compared. A threshold of one packet means no threshold: the first packet of a

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"time"
@@ -14,19 +13,6 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/socket"
 	"golang.org/x/sys/unix"
 )
-
-// ruled is the address that the rule translates.
-var ruled = netip.MustParseAddr("192.0.2.77")
-
-// useRule adds the rule, or removes it.
-func (n *network) useRule(ctx context.Context, use bool) error {
-	command := "delete table ip bench-rule"
-	if use { // before the proxy's chain
-		command = fmt.Sprintf("table ip bench-rule {\nchain c { type nat hook prerouting priority -101; ip daddr %v dnat to %v; }\n}", ruled, n.server.Addr(false))
-	}
-	_, err := n.node.Run(ctx, "nft", command)
-	return err
-}
 
 // useSockets attaches the programs of sockets for the client's pod, or removes them.
 func (n *network) useSockets(ctx context.Context, use bool) (err error) {

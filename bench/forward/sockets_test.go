@@ -17,7 +17,7 @@ func TestSockets(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTables, kerneltest.CGroupBPF)
 	kerneltest.CGroup(t)
 	o := Options{
-		Rounds: 1, Paths: []string{"direct", "sockets", "nftables", "rule"}, Measures: []string{"crr"},
+		Rounds: 1, Paths: []string{"direct", "sockets", "nftables"}, Measures: []string{"crr"},
 		Seconds: 1, Connections: 100, Streams: 1, Services: 100,
 	}
 	r, err := bench.Run(bounded(t), "forward", &o)
