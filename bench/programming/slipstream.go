@@ -10,10 +10,8 @@ import (
 	"io"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"runtime"
 	"runtime/debug"
-	"runtime/pprof"
 	"time"
 
 	"github.com/prometheus/procfs"
@@ -47,15 +45,14 @@ func RunChild(options string, out io.Writer) error {
 // slipstream is a desired state and a dataplane, called as package proxy calls them.
 type slipstream struct {
 	*Options
-	cluster  *cluster.Cluster
-	state    *desired.State
-	backend  dataplane.Dataplane
-	samples  bench.Samples
-	profiles map[string]int // written so far, by step
+	cluster *cluster.Cluster
+	state   *desired.State
+	backend dataplane.Dataplane
+	samples bench.Samples
 }
 
 func newSlipstream(o *Options) *slipstream {
-	return &slipstream{Options: o, cluster: o.newCluster(), samples: bench.Samples{}, profiles: map[string]int{}}
+	return &slipstream{Options: o, cluster: o.newCluster(), samples: bench.Samples{}}
 }
 
 func (s *slipstream) close() error {
@@ -68,12 +65,12 @@ func (s *slipstream) close() error {
 func (s *slipstream) measure() error {
 	ctx := context.Background() // the parent process kills this one
 	bench.Quiet(ctx)
-	if err := s.profiled("cold", s.cold); err != nil {
-		return err
+	if err := s.cold(); err != nil {
+		return fmt.Errorf("cold start: %w", err)
 	}
 	bench.Quiet(ctx)
-	if err := s.profiled("restart", s.restart); err != nil {
-		return err
+	if err := s.restart(); err != nil {
+		return fmt.Errorf("restart: %w", err)
 	}
 	for round := range rounds {
 		bench.Quiet(ctx)
@@ -102,7 +99,7 @@ func (s *slipstream) cold() error {
 	s.samples.Add("rss_cold_start", float64(m.VmRSS))
 	s.samples.Add("rss_file_cold_start", float64(m.RssFile))
 	s.samples.Add("heap_cold_start", heap)
-	return errors.Join(err1, err2, s.profile("heap.pprof", func(w io.Writer) error { return pprof.Lookup("heap").WriteTo(w, 0) }))
+	return errors.Join(err1, err2)
 }
 
 // restart programs everything again, as a new process would, after the memory of the old
@@ -175,19 +172,16 @@ type kind struct {
 
 func (s *slipstream) changes(n int) error {
 	c := s.cluster
-	for _, step := range []struct {
-		name  string
-		kinds []kind
-	}{
-		{"replace", []kind{{endpointReplaced, c.ReplaceEndpoint}}},
-		{"endpoints", []kind{{endpointRemoved, c.RemoveEndpoint}, {endpointAdded, c.AddEndpoint}}},
-		{"services", []kind{{serviceRemoved, c.RemoveService}, {serviceAdded, c.AddService}}},
+	for _, kinds := range [][]kind{
+		{{endpointReplaced, c.ReplaceEndpoint}},
+		{{endpointRemoved, c.RemoveEndpoint}, {endpointAdded, c.AddEndpoint}},
+		{{serviceRemoved, c.RemoveService}, {serviceAdded, c.AddService}},
 	} {
-		if err := s.profiled(step.name, func() error { return s.repeat(n, step.kinds...) }); err != nil {
-			return err
+		if err := s.repeat(n, kinds...); err != nil {
+			return fmt.Errorf("%s: %w", kinds[0].name, err)
 		}
 	}
-	return s.profiled("burst", s.burst)
+	return s.burst()
 }
 
 // repeat makes n changes of each kind, in turns, fewer if that takes too long. The kinds
@@ -280,31 +274,4 @@ func cpuTime() (sum time.Duration) {
 		}
 	}
 	return sum
-}
-
-// profiled runs a step, with a CPU profile if there is a directory for profiles. Repetitions of
-// a step have files of their own, which "go tool pprof" adds up.
-func (s *slipstream) profiled(step string, do func() error) error {
-	s.profiles[step]++
-	err := s.profile(fmt.Sprintf("%s-%d.cpu.pprof", step, s.profiles[step]), pprof.StartCPUProfile)
-	if err == nil {
-		err = do()
-		pprof.StopCPUProfile()
-	}
-	if err != nil {
-		err = fmt.Errorf("%s: %w", step, err)
-	}
-	return err
-}
-
-// profile calls write with a new file of a name, if there is a directory for profiles.
-func (s *slipstream) profile(name string, write func(io.Writer) error) error {
-	if s.ProfileDir == "" {
-		return nil
-	}
-	f, err := os.Create(filepath.Join(s.ProfileDir, name)) // closed when the process ends
-	if err != nil {
-		return err
-	}
-	return write(f)
 }

@@ -14,7 +14,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 
@@ -90,11 +89,6 @@ func series() (all []bench.Series) {
 
 // Measure measures the cost of programming the kernel.
 func (o *Options) Measure(ctx context.Context, r *bench.Result) error {
-	if o.ProfileDir != "" {
-		if err := os.MkdirAll(o.ProfileDir, 0o755); err != nil {
-			return fmt.Errorf("--profile: %w", err)
-		}
-	}
 	external := ""
 	if o.External > 0 {
 		external = fmt.Sprintf(", %d %% of them external", o.External)
@@ -149,7 +143,6 @@ type Options struct {
 	Repetitions int    `json:"repetitions"`
 	Runs        int    `json:"runs"`
 	Verify      bool   `json:"verify"`
-	ProfileDir  string `json:"profile_dir,omitempty"`
 
 	Child []string `json:"-"` // starts a process that calls [RunChild] with the argument that follows
 }
@@ -164,7 +157,6 @@ func (o *Options) AddFlags(f *pflag.FlagSet) {
 	f.IntVar(&o.Repetitions, "repetitions", 1000, "how often to make each kind of change in each run; fewer where that takes long")
 	f.IntVar(&o.Runs, "runs", 1, "how often to do everything, in new processes; medians are reported")
 	f.BoolVar(&o.Verify, "verify", false, "compare the kernel's content in the end with the desired content; slow for more than 100,000 endpoints")
-	f.StringVar(&o.ProfileDir, "profile", "", "directory to write CPU and heap profiles of slipstream's steps to, for go tool pprof")
 }
 
 // modeIPTables is the variant of iptables that this machine uses.

@@ -9,7 +9,6 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -260,19 +259,6 @@ func TestRunChildFails(t *testing.T) {
 		var out strings.Builder
 		if err := RunChild(options, &out); err == nil || !strings.Contains(err.Error(), want) || out.Len() > 0 {
 			t.Errorf("%s: error %v, want %s; it wrote %q", options, err, want, &out)
-		}
-	}
-}
-
-// With --profile there is a profile of every step.
-func TestProfiles(t *testing.T) {
-	kerneltest.Require(t, kerneltest.NFTables)
-	o := small()
-	o.ProfileDir = filepath.Join(t.TempDir(), "profiles")
-	measure(t, o)
-	for _, want := range []string{"cold-1.cpu.pprof", "restart-1.cpu.pprof", "replace-1.cpu.pprof", "replace-5.cpu.pprof", "burst-5.cpu.pprof", "heap.pprof"} {
-		if _, err := os.Stat(filepath.Join(o.ProfileDir, want)); err != nil {
-			t.Error(err)
 		}
 	}
 }
