@@ -380,6 +380,13 @@ func (s *State) decideNone(d *Decision, to FrontendKey) {
 
 // withNodePort is the Service that has a port as its NodePort, whether this node has an address that serves it or not.
 func (s *State) withNodePort(to FrontendKey) (owner types.NamespacedName) {
+	if f := s.frontends[to.NodePort()]; f != nil && len(f.claims) > 0 {
+		return f.claims[0].port.name.Owner()
+	}
+	if !s.config.IPVS {
+		return owner
+	}
+	// There is a frontend for each address that serves NodePorts, and none without such an address.
 	for name, svc := range s.services {
 		for _, p := range svc.ports {
 			svc.spec.eachNodePort(p, unspecified[:], func(key FrontendKey, _ AddressKind, _ *port) {

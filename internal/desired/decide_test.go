@@ -52,6 +52,27 @@ func TestNodePortElsewhere(t *testing.T) {
 	}
 }
 
+// TestNodePortOfTwo: of two Services with one NodePort, the one that has it is named at an address that does not serve it.
+func TestNodePortOfTwo(t *testing.T) {
+	s := New(Config{NodeName: "n1", NodePorts: NodePortAddresses{CIDRs: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}}})
+	s.SetNodeAddresses([]netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("198.51.100.1")})
+	for i, name := range []string{"second", "third", "first"} {
+		s.SetService(&corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, CreationTimestamp: metav1.Unix(int64([]int{2, 3, 1}[i]), 0)},
+			Spec: corev1.ServiceSpec{
+				ClusterIP: []string{"10.96.0.1", "10.96.0.2", "10.96.0.3"}[i], Ports: []corev1.ServicePort{{Port: 80, NodePort: 30080}},
+			},
+		})
+	}
+	s.Full()
+	for range 20 { // it was one by chance
+		to := FrontendKey{AddrPort: netip.MustParseAddrPort("198.51.100.1:30080"), Protocol: TCP}
+		if d := s.Decide(Origin{Class: FromNode}, to); d.None != NotServing || d.Service.Name != "first" {
+			t.Fatalf("the decision is %q of %s", d, d.Service)
+		}
+	}
+}
+
 // TestDecideAsTheKernelDoes: destinations and origins about which the decision differed from what the
 // kernel does.
 func TestDecideAsTheKernelDoes(t *testing.T) {
