@@ -29,9 +29,10 @@ var filter = assemble(
 	find(bpf.ExtNetlinkAttrNested, nl.CTA_PROTOINFO_TCP_STATE),
 	load(1),
 	unless(bpf.JumpNotEqual, synRecv, pass),
-	unless(bpf.JumpGreaterOrEqual, finWait, discard), // of FIN_WAIT and CLOSE_WAIT, one can be skipped
-	unless(bpf.JumpNotEqual, lastAck, discard),       // reported as ended before
-	unless(bpf.JumpNotEqual, timeWait, discard),
+	// An event has the state at the time of its report. While both ends close on two processors, none may have one
+	// before TIME_WAIT, which all such connections reach.
+	unless(bpf.JumpGreaterOrEqual, finWait, discard),
+	unless(bpf.JumpNotEqual, lastAck, discard),
 	[]bpf.Instruction{pass},
 )
 

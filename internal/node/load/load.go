@@ -338,11 +338,10 @@ func (c *Counter) count(x connection, n int) *tally {
 // TCP states of conntrack (enum tcp_conntrack): the first one after an end has closed a
 // connection, and the one after a reset. finWait to reset are all states of ended connections.
 const (
-	synRecv  = 2 // after the answer
-	finWait  = 4
-	lastAck  = 6
-	timeWait = 7
-	reset    = 8
+	synRecv = 2 // after the answer
+	finWait = 4
+	lastAck = 6
+	reset   = 8
 )
 
 // ended reports whether one end has closed or reset a connection.

@@ -14,10 +14,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/mdlayher/netlink"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/ctnetlink"
 	"github.com/slipstream-proxy/slipstream/internal/node/load"
 	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -127,6 +130,38 @@ func TestOpen(t *testing.T) {
 	for range 50 {
 		_, err := p.client.Connect(lab.TCP, web)
 		must(t, err)
+	}
+	p.await(desired.TCP, 0)
+}
+
+// Both ends may close at the same time on two processors. Then no event says FIN_WAIT or CLOSE_WAIT.
+func TestClosedAtOnce(t *testing.T) {
+	p := newPlace(t)
+	p.await(desired.TCP, 0)
+	p.stream(lab.TCP, web)
+	p.await(desired.TCP, 1)
+	const lastAck, timeWait = 6, 7 // enum tcp_conntrack
+	ct, err := ctnetlink.Dial(p.node.FD())
+	must(t, err)
+	defer ct.Close()
+	var tuple ctnetlink.Tuple
+	must(t, ct.Dump(t.Context(), unix.AF_INET, nil, func(data []byte) {
+		if e := (ctnetlink.Entry{}); e.Parse(data) && e.Original.Dst == web {
+			tuple = e.Original
+		}
+	}))
+	for _, state := range []uint8{lastAck, timeWait} { // the kernel reports them, as if packets had led to them
+		m, err := ctnetlink.UpdateOf(tuple, func(a *netlink.AttributeEncoder) {
+			a.Nested(nl.CTA_PROTOINFO, func(a *netlink.AttributeEncoder) error {
+				a.Nested(nl.CTA_PROTOINFO_TCP, func(a *netlink.AttributeEncoder) error {
+					a.Uint8(nl.CTA_PROTOINFO_TCP_STATE, state)
+					return nil
+				})
+				return nil
+			})
+		})
+		must(t, err)
+		must(t, ct.Execute(t.Context(), []netlink.Message{m}, func(err error) { must(t, err) }))
 	}
 	p.await(desired.TCP, 0)
 }
