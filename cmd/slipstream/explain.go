@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/netip"
 	"net/url"
 	"strings"
 	"time"
@@ -15,26 +14,16 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/observe/see"
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 )
 
-// findPod asks the API server for a pod. It lists it, as the proxy may list pods but not get one.
-func findPod(ctx context.Context, client rest.Interface, name types.NamespacedName) (node string, addresses []netip.Addr, err error) {
-	var list corev1.PodList
-	err = client.Get().Namespace(name.Namespace).Resource("pods").Param("fieldSelector", "metadata.name="+name.Name).Do(ctx).Into(&list)
-	if err != nil {
-		return "", nil, fmt.Errorf("find pod %s: %w", name, err)
+// pods returns a function that asks the API server for pods. It lists them, as the proxy may list pods but not get one.
+func pods(client rest.Interface) func(ctx context.Context, namespace, fieldSelector string) ([]corev1.Pod, error) {
+	return func(ctx context.Context, namespace, fieldSelector string) ([]corev1.Pod, error) {
+		var list corev1.PodList
+		err := client.Get().Namespace(namespace).Resource("pods").Param("fieldSelector", fieldSelector).Do(ctx).Into(&list)
+		return list.Items, err
 	}
-	if len(list.Items) == 0 {
-		return "", nil, fmt.Errorf("there is no pod %s", name)
-	}
-	for _, ip := range list.Items[0].Status.PodIPs {
-		if a, err := netip.ParseAddr(ip.IP); err == nil {
-			addresses = append(addresses, a)
-		}
-	}
-	return list.Items[0].Spec.NodeName, addresses, nil
 }
 
 type explainOptions struct {

@@ -140,9 +140,7 @@ func (s *app) openSource(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	s.view.Pod = func(ctx context.Context, name types.NamespacedName) (string, []netip.Addr, error) {
-		return findPod(ctx, podClient, name)
-	}
+	s.view.Pods = pods(podClient)
 	client, err := s.client.For(eventsv1.SchemeGroupVersion, &eventsv1.Event{})
 	if err != nil {
 		return err

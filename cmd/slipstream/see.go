@@ -266,6 +266,9 @@ func showStatus(ctx context.Context, out io.Writer, o *seeOptions) error {
 			return errors.Join(failed, writeJSON(out, map[string]any{"error": err.Error(), "kernel": left}), exitNoProxy)
 		}
 		fmt.Fprintf(out, "%v\n", err)
+		if failed != nil {
+			return errors.Join(failed, exitNoProxy)
+		}
 		fmt.Fprintln(out, "The kernel has:")
 		for _, line := range left {
 			fmt.Fprintln(out, "  "+line)
@@ -273,7 +276,7 @@ func showStatus(ctx context.Context, out io.Writer, o *seeOptions) error {
 		if len(left) == 0 {
 			fmt.Fprintln(out, "  nothing of Slipstream")
 		}
-		return errors.Join(failed, exitNoProxy)
+		return exitNoProxy
 	}
 	if err != nil {
 		return err
@@ -599,7 +602,7 @@ func printService(out io.Writer, s *see.Service) error {
 			fmt.Fprintf(out, "  Frontend %s (%s)%s\n", strings.Join(f.Addresses(), ", "), f.Kind, owner)
 		}
 		for _, pool := range p.Pools {
-			fmt.Fprintf(out, "  Pool %s: %d of %s are used, the %s; chosen by %s\n", pool.Scope, pool.Backends, plain.Number(p.Total, "endpoint"), strings.TrimSuffix(pool.Takes, ","), pool.Algorithm)
+			fmt.Fprintf(out, "  Pool %s: uses %d of %s, the %s; chosen by %s\n", pool.Scope, pool.Backends, plain.Number(p.Total, "endpoint"), strings.TrimSuffix(pool.Takes, ","), pool.Algorithm)
 			if pool.Backends == 0 {
 				fmt.Fprintf(out, "    New connections: %s\n", pool.IfEmpty)
 			}

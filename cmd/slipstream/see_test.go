@@ -25,7 +25,6 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	"github.com/vishvananda/netlink"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 )
 
@@ -212,7 +211,7 @@ func TestServices(t *testing.T) {
 	}
 	out = list("states")
 	contains(t, out, "Frontend 10.96.0.20:80/TCP (ClusterIP)", "Frontend 0.0.0.0:30080/TCP (NodePort)", "externalTrafficPolicy Local",
-		"Pool Cluster: 2 of 5 endpoints are used, the ready endpoints;", "Pool Local: 1 of 5 endpoints are used, the ready endpoints on this node;")
+		"Pool Cluster: uses 2 of 5 endpoints, the ready endpoints;", "Pool Local: uses 1 of 5 endpoints, the ready endpoints on this node;")
 	for address, want := range map[string]string{
 		"10.244.1.10:8080": "used", "10.244.2.10:8080": "Cluster: used, Local: not on this node", "10.244.1.11:8080": "not ready",
 		"10.244.1.12:8080": "terminating", "10.244.2.11:8080": "weight 0",
@@ -283,6 +282,17 @@ const (
 	bridged     = "ip link add cni0 type bridge; ip link set cni0 up; ip link set LINK master cni0; ip link set CLIENT master cni0; ip neigh flush dev CLIENT; ip route replace 10.244.1.2 dev cni0 src 192.168.100.11; ip route replace 10.244.1.10 dev cni0 src 192.168.100.11; "
 	unbridged   = "ip link del cni0; ip route replace 10.244.1.2 dev CLIENT src 192.168.100.11; ip route replace 10.244.1.10 dev LINK src 192.168.100.11"
 )
+
+// bridgedRules: packets on a bridge pass the node's rules.
+var bridgedRules = kerneltest.Define("rules for packets on bridges (br_netfilter)", func() error {
+	_, err := os.Stat(bridgeCalls)
+	return err
+})
+
+// toItself is the Service with the client as its only endpoint, and learned what the bridge knows once the client has sent something.
+var toItself = strings.ReplaceAll(web(0), "10.244.1.10", "10.244.1.2")
+
+const learned = "ip neigh replace 10.244.1.2 lladdr 02:00:00:00:00:07 dev cni0 nud permanent; bridge fdb replace 02:00:00:00:00:07 dev CLIENT master static; "
 
 var situations = []situation{
 	{name: "works"},
@@ -381,6 +391,16 @@ var situations = []situation{
 	{name: "no forwarding of replies", manifest: web(0), node: "echo 0 > /proc/sys/net/ipv4/conf/LINK/forwarding", undo: "echo 1 > /proc/sys/net/ipv4/conf/LINK/forwarding", want: see.Forwarding, text: "or their replies"},
 	{name: "bridge that passes the rules by", manifest: web(0), node: bridged + "[ ! -e " + bridgeCalls + " ] || echo 0 > " + bridgeCalls, undo: "echo 1 > " + bridgeCalls + " || true; " + unbridged, want: see.Bridge, possible: true, text: "on bridge cni0"},
 	{name: "bridge of others", manifest: web(0), node: "ip link add cni0 type bridge; ip link set cni0 up; [ ! -e " + bridgeCalls + " ] || echo 0 > " + bridgeCalls, undo: "ip link del cni0; echo 1 > " + bridgeCalls + " || true"},
+	{name: "routing rule for marks that a rule sets", needs: []kerneltest.Feature{routingRules}, node: "ip rule add fwmark 7 blackhole pref 10; " + other + `add chain inet other mangle { type filter hook prerouting priority -150; }; add rule inet other mangle ip daddr 10.96.0.10 meta mark set 7'`,
+		undo: "ip rule del pref 10; nft delete table inet other", want: see.NoRoute, possible: true, text: "those with the mark 0x7 have no route to endpoint 10.244.1.10 "},
+	{name: "routing rule for marks that no rule sets", needs: []kerneltest.Feature{routingRules}, node: "ip rule add fwmark 7 blackhole pref 10", undo: "ip rule del pref 10"},
+	{name: "zone of conntrack for one direction", node: other + `add chain inet other raw { type filter hook prerouting priority -300; }; add rule inet other raw iifname "CLIENT" ct zone set 7'`, want: see.Firewall, text: "puts packets of the connection into zone 7"},
+	{name: "zone of conntrack for replies", node: other + `add chain inet other raw { type filter hook prerouting priority -300; }; add rule inet other raw tcp sport 8080 ct zone set 7'`, want: see.Firewall, text: "puts packets of the replies into zone 7"},
+	{name: "zone of conntrack for both directions", node: other + `add chain inet other raw { type filter hook prerouting priority -300; }; add rule inet other raw iifname "CLIENT" ct zone set 7; add rule inet other raw ct zone set 7'`},
+	{name: "zone of conntrack of iptables-nft", needs: []kerneltest.Feature{kerneltest.IPTablesNFT}, node: "iptables-nft -t raw -A PREROUTING -i CLIENT -j CT --zone 7", undo: "iptables-nft -t raw -F", want: see.Firewall, text: "into zone 7"},
+	{name: "zone of conntrack of iptables-legacy", needs: []kerneltest.Feature{kerneltest.IPTablesLegacy}, node: "iptables-legacy -t raw -A PREROUTING -i CLIENT -j CT --zone 7", undo: undoLegacy, want: see.Firewall, text: "into zone 7"},
+	{name: "bridge that sends no packet back to its pod", needs: []kerneltest.Feature{bridgedRules}, manifest: toItself, node: bridged + learned, undo: unbridged, want: see.Hairpin, text: "of bridge cni0 sends no packet back"},
+	{name: "bridge that sends packets back to their pod", needs: []kerneltest.Feature{bridgedRules}, manifest: toItself, node: bridged + learned + "ip link set CLIENT type bridge_slave hairpin on", undo: unbridged},
 	{name: "pod does not answer", probe: true, manifest: web(0), node: "ip neigh replace 10.244.1.10 dev LINK lladdr 02:00:00:00:00:99 nud permanent", undo: "ip neigh del 10.244.1.10 dev LINK", want: see.NoAnswer},
 	{name: "pod listens on another port", manifest: strings.Replace(web(0), "ports: [{port: 8080}]", "ports: [{port: 8081}]", 1), probe: true, want: see.NotListening},
 	{name: "pod listens", probe: true, text: "accepts connections"},
@@ -586,7 +606,7 @@ func TestExplainAffinity(t *testing.T) {
 	}
 }
 
-// TestExplainFromPod asks for a client by the name of its pod.
+// TestExplainFromPod asks the API server for a pod by its name.
 func TestExplainFromPod(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		items := ""
@@ -605,12 +625,10 @@ func TestExplainFromPod(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	node, all, err := findPod(t.Context(), client, types.NamespacedName{Namespace: "ns", Name: "client"})
-	if err != nil || node != "n1" || fmt.Sprint(all) != "[10.244.1.2 fd00::2]" {
-		t.Errorf("node %q, %v, %v", node, all, err)
-	}
-	if _, _, err = findPod(t.Context(), client, types.NamespacedName{Namespace: "ns", Name: "other"}); err == nil || err.Error() != "there is no pod ns/other" {
-		t.Error(err)
+	for name, want := range map[string]int{"client": 1, "other": 0} {
+		if all, err := pods(client)(t.Context(), "ns", "metadata.name="+name); err != nil || len(all) != want || want > 0 && all[0].Spec.NodeName != "n1" {
+			t.Errorf("%s: %v, %v", name, all, err)
+		}
 	}
 }
 

@@ -76,6 +76,9 @@ func legacyRule(all []string, p *Packet, isChain func(string) bool) []outcome {
 				o.v = verdict{code: unix.NFT_JUMP, chain: value}
 			default:
 				o.v = targetVerdict(value, slices.Contains(all[i:], "--notrack"))
+				if zone, err := strconv.ParseUint(all[len(all)-1], 0, 16); err == nil && value == "CT" && all[len(all)-2] == "--zone" {
+					o.v.diverts, o.v.zone = Zoned, uint16(zone)
+				}
 				if clears := i+3 < len(all) && all[i+2] == "--set-xmark" && strings.HasPrefix(all[i+3], "0x0/"); !clears {
 					o.effect = cmp.Or(targetEffect(value), o.effect)
 				}

@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"hash"
+	"math"
 	"net"
 	"net/netip"
 	"slices"
@@ -188,14 +189,17 @@ type Dropping struct {
 	Rule    string
 	Certain bool
 	Diverts Diversion
+	Zone    uint16 // of Zoned
 }
 
-// Diversion is how a rule keeps Slipstream from translating a packet: by a priority before which it has to be.
+// Diversion is how a rule keeps Slipstream from translating a packet, or may lead it astray: by a priority before which it has to be.
 type Diversion int32
 
 const (
+	Zoned      Diversion = -201 // its connection is in a zone of conntrack; replies have to be in it, too
 	NotTracked Diversion = -200 // priorityConntrack
 	Redirected Diversion = PriorityDNAT
+	Marked     Diversion = math.MaxInt32 // rules of routing may select by the mark
 )
 
 // PriorityDNAT is the priority at which Slipstream and others translate destinations.
@@ -217,7 +221,7 @@ func (c *Chain) Drops(p *Packet) []Dropping {
 		w.drops[i].Rule = c.Table + ": " + w.drops[i].Rule
 	}
 	w.drops = slices.DeleteFunc(w.drops, func(d Dropping) bool {
-		begins := !p.Established && (c.Hook == unix.NF_INET_PRE_ROUTING || c.Hook == unix.NF_INET_LOCAL_OUT)
+		begins := (!p.Established || d.Diverts == Zoned) && (c.Hook == unix.NF_INET_PRE_ROUTING || c.Hook == unix.NF_INET_LOCAL_OUT)
 		return d.Diverts != 0 && (!begins || c.Priority >= int32(d.Diverts))
 	})
 	return w.drops
@@ -275,7 +279,9 @@ func (w *walker) chain(name string, p path, depth int) (ends matching) {
 				w.step(here, true)
 			}
 			if o.v.diverts != 0 {
-				w.drops = append(w.drops, Dropping{r.text, here.certain, o.v.diverts})
+				w.drops = append(w.drops, Dropping{r.text, here.certain, o.v.diverts, o.v.zone})
+			} else if o.effect == "marks" {
+				w.drops = append(w.drops, Dropping{Rule: r.text, Certain: here.certain, Diverts: Marked})
 			}
 			switch o.v.code {
 			case unix.NFT_CONTINUE:
@@ -332,6 +338,7 @@ type verdict struct {
 	code    int32
 	chain   string
 	diverts Diversion // 0 if it does not
+	zone    uint16    // of Zoned
 }
 
 // origin is what a register has been loaded with.
@@ -434,8 +441,9 @@ func (w *walker) rule(r *nfnl.RuleInfo) []outcome {
 			}
 			if nfnl.Attr(data, unix.NFTA_CT_DREG) != nil {
 				regs.store(registerAt(data, unix.NFTA_CT_DREG), f, origin{varies: varyingCT[key]})
-			} else {
-				o.effect = cmp.Or(o.effect, "marks")
+			} else if o.effect = cmp.Or(o.effect, "marks"); key == unix.NFT_CT_ZONE && nfnl.Attr(data, unix.NFTA_CT_DIRECTION) == nil {
+				f, _ := regs.load(registerAt(data, unix.NFTA_CT_SREG), 2)
+				o.v.diverts, o.v.zone = Zoned, binary.NativeEndian.Uint16(f.value)
 			}
 		case "immediate":
 			value := nfnl.Attr(data, unix.NFTA_IMMEDIATE_DATA)
@@ -494,6 +502,9 @@ func (w *walker) rule(r *nfnl.RuleInfo) []outcome {
 		case "target":
 			target, info := nfnl.Text(data, unix.NFTA_TARGET_NAME), nfnl.Attr(data, unix.NFTA_TARGET_INFO)
 			o.v = targetVerdict(target, len(info) > 1 && binary.NativeEndian.Uint16(info)&1 != 0) // flags of target CT
+			if len(info) > 3 && target == "CT" && info[0]&0xf == 0 && info[2]|info[3] != 0 {      // for both directions
+				o.v.diverts, o.v.zone = Zoned, binary.NativeEndian.Uint16(info[2:])
+			}
 			if clears := target == "MARK" && len(info) >= 4 && binary.NativeEndian.Uint32(info) == 0; !clears {
 				o.effect = cmp.Or(targetEffect(target), o.effect)
 			}

@@ -19,6 +19,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/flows"
 	"github.com/slipstream-proxy/slipstream/internal/plain"
 	"github.com/slipstream-proxy/slipstream/internal/proxy"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -75,6 +76,7 @@ const (
 	Forwarding        Cause = "Forwarding"        // the node does not forward packets
 	NoRoute           Cause = "NoRoute"           // to an endpoint
 	Bridge            Cause = "Bridge"            // replies do not pass the rules, as the client and the endpoint are on one bridge
+	Hairpin           Cause = "Hairpin"           // a bridge sends no packet back to the port of the pod from which it comes
 	NoNeighbor        Cause = "NoNeighbor"        // an endpoint, or the way to it, does not answer on its link
 	ReversePath       Cause = "ReversePath"       // rp_filter drops the client's packets
 	ConntrackFull     Cause = "ConntrackFull"     // no new connection can be tracked
@@ -416,21 +418,24 @@ func (x *explainer) clientAddr(text string) (netip.Addr, error) {
 		}
 		return a, err
 	}
-	if x.view.Pod == nil {
+	if x.view.Pods == nil {
 		return netip.Addr{}, errors.New("pods are known by name only with the Kubernetes API; give the pod's address")
 	}
-	node, all, err := x.view.Pod(x.ctx, types.NamespacedName{Namespace: namespace, Name: name})
-	if err != nil {
-		return netip.Addr{}, err
+	all, err := x.view.Pods(x.ctx, namespace, "metadata.name="+name)
+	switch {
+	case err != nil:
+		return netip.Addr{}, fmt.Errorf("find pod %s: %w", text, err)
+	case len(all) == 0:
+		return netip.Addr{}, fmt.Errorf("there is no pod %s", text)
+	case all[0].Spec.NodeName != x.view.Node:
+		return netip.Addr{}, fmt.Errorf("pod %s is on node %q; ask the proxy of that node", text, all[0].Spec.NodeName)
 	}
-	if node != x.view.Node {
-		return netip.Addr{}, fmt.Errorf("pod %s is on node %q; ask the proxy of that node", text, node)
+	for _, ip := range all[0].Status.PodIPs {
+		if a, err := netip.ParseAddr(ip.IP); err == nil && (!x.to.IsValid() || desired.FamilyOf(a) == x.family()) {
+			return a, nil
+		}
 	}
-	i := slices.IndexFunc(all, func(a netip.Addr) bool { return !x.to.IsValid() || desired.FamilyOf(a) == x.family() })
-	if i < 0 {
-		return netip.Addr{}, fmt.Errorf("pod %s has no %s address; it has %v", text, x.family(), all)
-	}
-	return all[i], nil
+	return netip.Addr{}, fmt.Errorf("pod %s has no %s address", text, x.family())
 }
 
 // noFrontend describes the handling of packets to a destination that is not a frontend.
@@ -671,16 +676,34 @@ func (x *explainer) affinity(f *desired.Frontend, all []desired.Candidate) []des
 // unused lists endpoints that are not used, with the reasons.
 func (x *explainer) unused() {
 	n := 0
+	ctx, cancel := context.WithTimeout(x.ctx, 2*time.Second) // the API server may not answer
+	defer cancel()
 	for _, e := range x.decision.Port.Endpoints {
 		if why := e.Use[x.decision.Scope.String()]; why != "" && why != desired.Used.String() {
 			if n++; n <= maxEndpoints {
-				x.step("Not used", "", "%s: %s.", e.Address, why)
+				x.step("Not used", "", "%s: %s%s.", e.Address, why, x.unready(ctx, e.Backend.Addr()))
 			}
 		}
 	}
 	if n > maxEndpoints {
 		x.step("Not used", "", "And %d more.", n-maxEndpoints)
 	}
+}
+
+// unready names the pods of an endpoint that are not ready, and why, as the API server says now; "" if it cannot be asked.
+func (x *explainer) unready(ctx context.Context, a netip.Addr) (all string) {
+	if x.view.Pods == nil {
+		return ""
+	}
+	pods, _ := x.view.Pods(ctx, x.decision.Service.Namespace, "status.podIP="+a.String())
+	for _, p := range pods {
+		for _, c := range p.Status.Conditions {
+			if c.Type == corev1.PodReady && c.Status != corev1.ConditionTrue {
+				all += fmt.Sprintf(", pod %s (%s)", p.Name, plain.Line(cmp.Or(c.Message, c.Reason, "no reason is given"), 200))
+			}
+		}
+	}
+	return all
 }
 
 // masquerades say why the endpoint sees an address of this node, or the client's.

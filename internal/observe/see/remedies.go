@@ -19,6 +19,7 @@ var toDo = map[Cause]string{
 	Forwarding:        "set the parameter to 1",
 	NoRoute:           "look at the node's routes and 'ip rule'; the CNI plugin makes those to pods",
 	Bridge:            "load the module br_netfilter, and set the parameter to 1",
+	Hairpin:           "let the CNI plugin set hairpin mode (hairpinMode of the plugin bridge), or set it by that command",
 	NoNeighbor:        "look at the pod and its interface, or the other node",
 	ReversePath:       "set the parameter to 0, or correct the route",
 	ConntrackFull:     "raise net.netfilter.nf_conntrack_max (conntrack.maxPerCore)",

@@ -33,6 +33,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/socket"
 	"github.com/slipstream-proxy/slipstream/internal/source"
 	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 )
@@ -52,7 +53,7 @@ type View struct {
 	Without [2]bool  // families that are not served for that reason, by desired.Family
 
 	Contact func() source.Contact // with the API server
-	Pod     func(context.Context, types.NamespacedName) (node string, addresses []netip.Addr, err error)
+	Pods    func(ctx context.Context, namespace, fieldSelector string) ([]corev1.Pod, error)
 
 	Describe   func(*desired.Frontend, desired.PoolID) dataplane.Detail // the dataplane's; called in the proxy's loop
 	OpenReader func(context.Context) (proxy.Reader, error)              // opens a dataplane that reads the kernel's content

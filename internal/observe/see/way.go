@@ -3,6 +3,7 @@
 package see
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -149,15 +150,18 @@ func routeError(err error) error {
 	return err
 }
 
-// forwarded looks up the route of a packet that arrives on an interface, by which rules of routing (ip rule) may select. command
-// shows the same.
-func forwarded(from, to netip.Addr, in string) (routes []netlink.Route, command string, err error) {
+// forwarded looks up the route of a packet that arrives on an interface and may have a mark, by which rules of routing (ip rule)
+// may select. command shows the same.
+func forwarded(from, to netip.Addr, in string, mark uint32) (routes []netlink.Route, command string, err error) {
 	command = fmt.Sprintf("ip route get %s", to)
-	routes, err = netlink.RouteGet(to.AsSlice())
+	if mark != 0 {
+		command += fmt.Sprintf(" mark %#x", mark)
+	}
+	routes, err = netlink.RouteGetWithOptions(to.AsSlice(), &netlink.RouteGetOptions{Mark: mark})
 	if err != nil || in == "" || !from.IsValid() {
 		return routes, command, err
 	}
-	all, failed := netlink.RouteGetWithOptions(to.AsSlice(), &netlink.RouteGetOptions{Iif: in, SrcAddr: from.AsSlice()})
+	all, failed := netlink.RouteGetWithOptions(to.AsSlice(), &netlink.RouteGetOptions{Iif: in, SrcAddr: from.AsSlice(), Mark: mark})
 	on, off := number("net/ipv4/conf/" + in + "/forwarding")
 	if errors.Is(failed, unix.EXDEV) || errors.Is(failed, unix.EHOSTUNREACH) && (on == 0 || off != nil) { // rp_filter and forwarding have steps of their own
 		return routes, command, nil
@@ -168,7 +172,7 @@ func forwarded(from, to netip.Addr, in string) (routes []netlink.Route, command 
 // hop examines the route and the neighbor for an endpoint, and the route of its replies. several says that there are others.
 func (x *explainer) hop(c desired.Candidate, in string, several bool) (h hop, ok bool) {
 	h = hop{Candidate: c}
-	routes, command, err := forwarded(x.client.Addr, c.Addr(), in)
+	routes, command, err := forwarded(x.client.Addr, c.Addr(), in, 0)
 	if err != nil || len(routes) == 0 {
 		x.stop(NoRoute, several, "Route", command, "There is no route to endpoint %s: %v.", c.Addr(), routeError(err))
 		return h, false
@@ -216,17 +220,40 @@ func isDefault(to *net.IPNet) bool {
 
 // back examines the way of an endpoint's replies to a client that is not this node.
 func (x *explainer) back(h *hop, in string, several bool) {
-	if in == "" || h.out == "" || x.client.Addr == h.Addr() {
+	if in == "" || h.out == "" {
 		return
 	}
-	name := "net/bridge/bridge-nf-call-" + firewall.Command(x.family() == desired.IPv6)
-	if l, err := netlink.LinkByName(in); err == nil && l.Type() == "bridge" && h.out == in && !x.decision.Masquerade.Masqueraded() {
-		if n, err := number(name); err != nil || n != 1 {
+	self := x.client.Addr == h.Addr()
+	if l, err := netlink.LinkByName(in); err == nil && l.Type() == "bridge" && h.out == in {
+		name := "net/bridge/bridge-nf-call-" + firewall.Command(x.family() == desired.IPv6)
+		n, err := number(name)
+		passes := err == nil && n == 1
+		if port := portOf(l, h.Addr()); self && passes && port != "" {
+			x.stop(Hairpin, several, "Bridge", "ip link set "+port+" type bridge_slave hairpin on", "Endpoint %s is the client itself, and its port %s of bridge %s sends no packet back to where it comes from (hairpin).", h.Addr(), port, in)
+		} else if !self && !passes && !x.decision.Masquerade.Masqueraded() {
 			x.stop(Bridge, true, "Bridge", strings.ReplaceAll(name, "/", "."), "The client and endpoint %s are on bridge %s, and its packets do not pass the node's rules. So replies go straight to the client, as from another address than it has connected to.", h.Addr(), in)
 		}
-	} else if _, command, err := forwarded(h.Addr(), x.client.Addr, h.out); err != nil && strings.Contains(command, " iif ") { // arrival has asked without
+	}
+	if _, command, err := forwarded(h.Addr(), x.client.Addr, h.out, 0); err != nil && !self && strings.Contains(command, " iif ") { // arrival has asked without
 		x.stop(NoRoute, several, "Route", command, "There is no route for replies of endpoint %s to %s: %v.", h.Addr(), x.client.Addr, routeError(err))
 	}
+}
+
+// portOf returns the port of a bridge behind which a neighbor is, if that port sends no packet back; "" if it does, or is not known.
+func portOf(bridge netlink.Link, neighbor netip.Addr) string {
+	known, _ := netlink.NeighList(bridge.Attrs().Index, nl.GetIPFamily(neighbor.AsSlice()))
+	learned, _ := netlink.NeighList(0, unix.AF_BRIDGE)
+	i := slices.IndexFunc(known, func(n netlink.Neigh) bool { return n.IP.Equal(net.IP(neighbor.AsSlice())) })
+	for _, l := range learned {
+		if i >= 0 && l.MasterIndex == bridge.Attrs().Index && bytes.Equal(l.HardwareAddr, known[i].HardwareAddr) {
+			if port, err := netlink.LinkByIndex(l.LinkIndex); err == nil {
+				if info, err := netlink.LinkGetProtinfo(port); err == nil && !info.Hairpin {
+					return port.Attrs().Name
+				}
+			}
+		}
+	}
+	return ""
 }
 
 // forwarding checks the kernel's parameters for it.
@@ -355,8 +382,46 @@ func (x *explainer) firewalls(in string, hops []hop) {
 	maps.DeleteFunc(replies, func(d firewall.Dropping, _ []string) bool { // what drops the packet, there is no reply to
 		return found[firewall.Dropping{Rule: d.Rule, Certain: true}] != nil || found[firewall.Dropping{Rule: d.Rule}] != nil
 	})
+	there, back, marks := zones(found), zones(replies), ""
+	maps.DeleteFunc(replies, func(d firewall.Dropping, _ []string) bool { return there[d.Zone] })
+	maps.DeleteFunc(found, func(d firewall.Dropping, _ []string) bool {
+		if d.Diverts == firewall.Marked {
+			marks = d.Rule
+		}
+		return d.Diverts == firewall.Marked || back[d.Zone]
+	})
+	if marks != "" {
+		x.marked(marks, in, hops)
+	}
 	x.dropped(found, len(hops), "the connection", "to")
 	x.dropped(replies, len(hops), "the replies", "from")
+}
+
+// zones are the zones of conntrack, other than the default, into which rules put packets.
+func zones(found map[firewall.Dropping][]string) map[uint16]bool {
+	all := map[uint16]bool{}
+	for d := range found {
+		if d.Zone != 0 {
+			all[d.Zone] = true
+		}
+	}
+	return all
+}
+
+// marked examines the routes by rules of routing that select by a mark, as a rule of another table sets one.
+func (x *explainer) marked(rule, in string, hops []hop) {
+	rules, _ := netlink.RuleList(nl.GetIPFamily(x.to.Addr().AsSlice())) // a kernel can lack them
+	for _, r := range rules {
+		for _, h := range hops {
+			if r.Mark == 0 {
+				continue
+			}
+			if _, command, err := forwarded(x.client.Addr, h.Addr(), in, r.Mark); err != nil {
+				x.stop(NoRoute, true, "Route", rule, "A rule of another table marks packets, and those with the mark %#x have no route to endpoint %s (%s): %v.", r.Mark, h.Addr(), command, routeError(err))
+				return
+			}
+		}
+	}
 }
 
 // dropped adds what drops packets to or from endpoints.
@@ -372,6 +437,8 @@ func (x *explainer) dropped(found map[firewall.Dropping][]string, all int, what,
 		case firewall.NotTracked:
 			here := hasAddress(x.to.Addr()) // NodeLocal DNSCache's way
 			x.stop(Firewall, !certain || here, "Firewalls", d.Rule, "A rule of another table keeps the packets from being tracked (notrack)%s. So %s is not translated; that is meant if a program on this node has the address, as NodeLocal DNSCache does.", suffix, x.to)
+		case firewall.Zoned:
+			x.stop(Firewall, !certain, "Firewalls", d.Rule, "A rule of another table puts packets of %s into zone %d of conntrack%s, and those of the other direction are not in it. So replies are not translated back.", what, d.Zone, suffix)
 		case firewall.Redirected:
 			x.stop(Firewall, !certain, "Firewalls", d.Rule, "A rule of another table translates the destination before Slipstream does%s.", suffix)
 		default:
