@@ -152,6 +152,25 @@ func TestCleanupAfterIPVS(t *testing.T) {
 	}
 }
 
+// TestKubeProxyBackInIPVS: kube-proxy's IPVS mode has taken over from IPVS mode without a cleanup. A later run beside it
+// leaves it the virtual servers.
+func TestKubeProxyBackInIPVS(t *testing.T) {
+	kerneltest.Require(t, kerneltest.IPVS, kerneltest.IPSet)
+	s := newSite(t)
+	s.save("web.yaml", web(0))
+	p := s.run("--proxy-mode", config.IPVS)
+	s.untilReached("web-0")
+	s.check(p.Signal(syscall.SIGTERM))
+	s.check(p.Wait())
+	s.shell("ipset create KUBE-LOOP-BACK hash:ip,port,ip")
+	s.run("--proxy-mode", config.NFTables)
+	s.until("the run says so", func() bool { return strings.Contains(s.log.String(), "Leaves interface kube-ipvs0") })
+	s.untilReached("web-0")
+	if servers := s.shell("ipvsadm -Sn"); !strings.Contains(servers, "-A -t 10.96.0.10:80") {
+		t.Errorf("virtual servers: %s", servers)
+	}
+}
+
 // shell runs a command line on the node.
 func (s *site) shell(line string) string {
 	s.t.Helper()

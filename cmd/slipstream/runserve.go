@@ -402,8 +402,11 @@ func (s *app) leftovers(ctx context.Context) (o takeover.Options, virtualServers
 		if err != nil {
 			s.staysBehind(err)
 		}
-		o.OnlyVirtualServers = owned
-		return o, owned
+		o.OnlyVirtualServers = owned && !takeover.HasSets()
+		if owned && !o.OnlyVirtualServers { // it has taken over without a cleanup
+			klog.FromContext(ctx).Info("Leaves interface kube-ipvs0 and virtual servers to kube-proxy, which has IP sets here")
+		}
+		return o, o.OnlyVirtualServers
 	}
 	return o, true
 }

@@ -176,6 +176,17 @@ func forgetFlows(ctx context.Context, servers []netip.AddrPort) (err error) {
 	return nil
 }
 
+// HasSets reports whether there are IP sets of kube-proxy's IPVS mode, which Slipstream's has none of.
+func HasSets() bool {
+	conn, err := ipset.Dial(0)
+	if err != nil {
+		return false
+	}
+	defer conn.Close()
+	_, err = conn.Count("KUBE-" + ipsets[0])
+	return err == nil
+}
+
 // removeSets removes the IP sets of IPVS mode. kube-proxy truncates long names.
 func removeSets(ctx context.Context) error {
 	var names []string
