@@ -197,11 +197,24 @@ func TestTraceModes(t *testing.T) {
 			s.save("web.yaml", web(0))
 			s.run("--status-socket", socket, "--proxy-mode", mode, "--cluster-cidr", "10.244.0.0/16")
 			s.untilReached("web-0")
+			// Containers that are no pods have the same address. They come before and after in the list of processes.
+			another := func() {
+				ns, err := lab.NewNamespace()
+				s.check(err)
+				t.Cleanup(func() { ns.Close() })
+				_, err = ns.Run(t.Context(), "ip", "address", "add", "10.244.1.2/32", "dev", "lo")
+				s.check(err)
+				p, err := ns.Start(exec.Command("sleep", "infinity"))
+				s.check(err)
+				t.Cleanup(func() { p.Kill() })
+			}
+			another()
 			inPod, err := s.client.Start(exec.Command("sleep", "infinity"))
 			s.check(err)
 			defer inPod.Kill()
+			another()
 			for _, from := range []string{"node", "10.244.1.2"} {
-				out, status := s.see("explain", "--socket", socket, "--trace", "--timeout", "20s", "--from", from, "web")
+				out, status := s.see("explain", "--socket", socket, "--trace", "--timeout", "2m", "--from", from, "web")
 				if status != 0 {
 					t.Errorf("exit status %d", status)
 				}
@@ -209,7 +222,7 @@ func TestTraceModes(t *testing.T) {
 					"10.96.0.10:80 is translated to endpoint 10.244.1.10:8080, ", "A reply was seen.", "The reply goes from 10.244.1.10:8080", "The connection was answered within ")
 			}
 			s.nft("add table inet other; add chain inet other post { type filter hook postrouting priority 0; }; add rule inet other post tcp dport 8080 drop")
-			out, status := s.see("explain", "--socket", socket, "--trace", "--timeout", "20s", "--from", "10.244.1.2", "web")
+			out, status := s.see("explain", "--socket", socket, "--trace", "--timeout", "2m", "--from", "10.244.1.2", "web")
 			if contains(t, out, "The packet is dropped here. table inet other chain post: drop."); status != int(exitProblems) {
 				t.Errorf("exit status %d", status)
 			}

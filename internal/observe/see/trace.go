@@ -25,6 +25,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/firewall"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ctnetlink"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -187,8 +188,10 @@ func hasAddress(want netip.Addr) bool {
 }
 
 // namespaceOf returns the network namespace with an address, among those of processes and those with
-// a name; nil if there is none, or if it cannot be entered.
-func namespaceOf(a netip.Addr) *os.File {
+// a name; nil if there is none, or if it cannot be entered. One to which an interface of this node leads is preferred:
+// containers that are no pods of this node may have the same address.
+func namespaceOf(a netip.Addr) (found *os.File) {
+	links, _ := netlink.LinkList()
 	all, _ := filepath.Glob("/proc/[0-9]*/ns/net")
 	named, _ := filepath.Glob("/run/netns/*")
 	seen := map[uint64]bool{}
@@ -204,12 +207,17 @@ func namespaceOf(a netip.Addr) *os.File {
 				_ = dataplane.Inside(int(f.Fd()), func() error { has = hasAddress(a); return nil })
 			}
 		}
-		if has {
+		if has && found == nil {
+			found = f
+		}
+		if id, err := netlink.GetNetNsIdByFd(int(f.Fd())); has && err == nil && id >= 0 && slices.ContainsFunc(links, func(l netlink.Link) bool { return l.Attrs().NetNsID == id }) {
 			return f
 		}
-		f.Close()
+		if f != found {
+			f.Close()
+		}
 	}
-	return nil
+	return found
 }
 
 // Chains of the table. The others only show that a packet has passed a hook.

@@ -151,7 +151,7 @@ func TestOutcomes(t *testing.T) {
 			case "timeout":
 				timeout = silence
 			case "refused":
-				timeout = refusal
+				timeout = refused(p)
 			}
 			_, err := m.Connect(p, dest, lab.Timeout(timeout))
 			if lab.Outcome(err) != outcome {
@@ -247,7 +247,7 @@ func TestReject(t *testing.T) {
 	eachWay(t, func(t *testing.T, p lab.Protocol, ipv6 bool) {
 		for _, m := range []*lab.Machine{&b.web1.Machine, &b.n1.Machine} {
 			for range 5 {
-				_, err := m.Connect(p, netip.AddrPortFrom(b.web3.Addr(ipv6), 80), lab.Timeout(refusal))
+				_, err := m.Connect(p, netip.AddrPortFrom(b.web3.Addr(ipv6), 80), lab.Timeout(refused(p)))
 				if !errors.Is(err, lab.ErrRefused) {
 					t.Errorf("rejected, from %s: %v, want %v", m.Name(), err, lab.ErrRefused)
 				}

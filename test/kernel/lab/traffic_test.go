@@ -16,12 +16,20 @@ import (
 )
 
 // What must come is waited for with patience, what must not for as long as silence. A
-// refusal has to come before a SYN is repeated, after a second.
+// refusal has to come before a SYN is repeated, after a second; a datagram is not repeated.
 const (
 	patience = time.Minute
 	silence  = 300 * time.Millisecond
 	refusal  = 900 * time.Millisecond
 )
+
+// refused is how long a refusal may take.
+func refused(p lab.Protocol) time.Duration {
+	if p == lab.UDP {
+		return patience
+	}
+	return refusal
+}
 
 // eventually waits for a condition, bounded.
 func eventually(t *testing.T, what string, cond func() bool) {
