@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Builds slipstream at the commit that tests upgrade from, once, and prints the folder: the binary and the
-# configuration files of that commit. The exit code is 3 where git does not have the commit.
+# configuration files of that commit. The exit code is 3 where git does not have the commit, and with --cached, which
+# builds nothing, 4 where it was not built.
 set -euo pipefail
 commit=9f79fd009ca9a6b3ff32984d02d34eaeea5d81e0
 git() { command git -c safe.directory='*' -C "$(dirname "${BASH_SOURCE[0]}")/.." "$@"; }
@@ -10,6 +11,7 @@ git() { command git -c safe.directory='*' -C "$(dirname "${BASH_SOURCE[0]}")/.."
 git cat-file -e "$commit^{commit}" 2>/dev/null || exit 3
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/slipstream/previous
 if [ ! -d "$cache/$commit" ]; then
+  [ "${1:-}" != --cached ] || exit 4
   mkdir -p "$cache"
   temp=$(mktemp -d "$cache/build.XXXXXX")
   trap 'rm -rf "$temp"' EXIT
