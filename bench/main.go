@@ -97,7 +97,7 @@ that connect straight to the endpoint, from pod to pod without a Service (direct
 link between the pods without a node. Measured are TCP streams by iperf3 with segments aggregated on the
 pods' interfaces, as usual, and with GSO, TSO and GRO off (packets), and the machine's
 processor time for them; UDP datagrams a second, and the cost of forwarding one packet (udp);
-requests on one connection (rr); and connections of one request and one response (crr).
+and connections of one request and one response (crr).
 
 One node that forwards is between the client's pod and the only backend; all are
 network namespaces of this machine. Each round has a turn of each path, in an order that

@@ -86,7 +86,7 @@ func TestCompare(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []bench.Series{streamAggregated, streamPackets, cpuPackets, datagrams, packetCost, rrRate, crrRate} {
+	for _, want := range []bench.Series{streamAggregated, streamPackets, cpuPackets, datagrams, packetCost, crrRate} {
 		s := r.Find(want.Name)
 		if s == nil || len(s.Outcomes) != len(r.Subjects) {
 			t.Fatalf("%s of %d subjects: %+v", want.Name, len(r.Subjects), s)
@@ -101,7 +101,7 @@ func TestCompare(t *testing.T) {
 			}
 			continue
 		}
-		all := []bench.Series{streamPackets, rrRate}
+		all := []bench.Series{streamPackets}
 		if !path.sockets {
 			all = append(all, datagrams)
 		}

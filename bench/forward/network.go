@@ -165,6 +165,21 @@ func (n *network) close() error {
 	return errors.Join(err, n.lab.Close())
 }
 
+// firewall adds rules to the node's forward hook, as a firewall has them.
+func (n *network) firewall(ctx context.Context) error {
+	const table = `table inet bench-firewall {
+	chain forward {
+		type filter hook forward priority filter; policy accept;
+		ct state invalid counter drop
+		meta l4proto sctp counter drop
+		ct state established,related counter accept
+	}
+}
+`
+	_, err := n.node.Run(ctx, "nft", table)
+	return err
+}
+
 type servicePort struct {
 	name     string
 	protocol corev1.Protocol

@@ -25,7 +25,7 @@ func TestValidate(t *testing.T) {
 		{"--rounds: must be 1 to", validate(func(o *Options) { o.Rounds = 0 })},
 		{"--seconds: must be", validate(func(o *Options) { o.Seconds = 601 })},
 		{"--connections: must be", validate(func(o *Options) { o.Connections = 50_001 })},
-		{"--measure: none of aggregated, udp, rr, crr, packets is given", validate(func(o *Options) { o.Measures = nil })},
+		{"--measure: none of aggregated, udp, crr, packets is given", validate(func(o *Options) { o.Measures = nil })},
 		{"--measure: \"tcp\" is none of", validate(func(o *Options) { o.Measures = []string{"tcp"} })},
 		{"--measure: udp needs the command nft", validate(func(o *Options) { o.Measures = []string{"udp"} })},
 		{"--measure: packets needs the command iperf3", validate(func(o *Options) { o.Measures = []string{"packets"} })},

@@ -91,7 +91,6 @@ var measures = []struct {
 		return m.streams(ctx, streamAggregated, streamAggregatedBest, cpuAggregated)
 	}},
 	{"udp", "nft", (*measurement).floods},
-	{"rr", "", (*measurement).requestsOnOne},
 	{"crr", "", (*measurement).shortConnections},
 	{"packets", "iperf3", func(m *measurement, ctx context.Context) error { // at last, as aggregation stays off
 		if err := m.disableAggregation(); err != nil {
@@ -278,7 +277,7 @@ func (o *Options) AddFlags(f *pflag.FlagSet) {
 	f.IntVar(&o.Rounds, "rounds", 6, "rounds of turns, one for each path")
 	f.StringSliceVar(&o.Paths, "paths", []string{"off", "flowtable", "ebpf", "sockets", "direct", "link"}, "what to compare with the first one: "+strings.Join(slices.Sorted(maps.Keys(paths)), ", ")+", or a number of packets, the threshold after which a connection is offloaded; 1 is no threshold")
 	f.StringSliceVar(&o.Measures, "measure", measureNames(), "what to measure")
-	f.IntVar(&o.Seconds, "seconds", 1, "length of a turn of a stream, of datagrams and of requests on one connection (rr)")
+	f.IntVar(&o.Seconds, "seconds", 1, "length of a turn of a stream and of datagrams")
 	f.IntVar(&o.Connections, "connections", 1000, "connections in a turn of short ones (crr)")
 	f.IntVar(&o.Streams, "streams", 1, "TCP streams at once")
 	f.IntVar(&o.Services, "services", 0, "Services of 10 endpoints beside the one that is measured")

@@ -21,6 +21,8 @@ var (
 	streamAggregatedBest = bench.Quantity("stream_aggregated_best", "TCP stream, segments aggregated, best tenth of a second", bench.BitsPerSecond, bench.More)
 	streamPackets        = bench.Quantity("stream_packets", "TCP stream, GSO, TSO and GRO off", bench.BitsPerSecond, bench.More)
 	streamPacketsBest    = bench.Quantity("stream_packets_best", "TCP stream, GSO, TSO and GRO off, best tenth of a second", bench.BitsPerSecond, bench.More)
+	cpuAggregated        = bench.Quantity("cpu_aggregated", "  processor time of the machine for 1 Gbit", bench.Nanoseconds, bench.Less)
+	cpuPackets           = bench.Quantity("cpu_packets", "  processor time of the machine for 1 Gbit", bench.Nanoseconds, bench.Less)
 )
 
 // streams measures the rates of TCP streams over a whole turn, and over its best tenth of
