@@ -5,8 +5,12 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -205,6 +209,18 @@ func TestRunHelp(t *testing.T) {
 			t.Errorf("--%s: %q", f.Name, lines)
 		}
 	})
+}
+
+// TestListsBesideFile gives lists as flags beside a configuration file.
+func TestListsBesideFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "config")
+	if err := os.WriteFile(file, []byte(kubeProxyFile), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	c := parsed(t, "--config "+file+" --external-ip-ranges 192.0.2.0/24,198.51.100.0/24 --exclude-dscp 3,4 --exclude-addresses 203.0.113.7")
+	if s := &c.Slipstream; !slices.Equal(s.ExternalIPRanges, []string{"192.0.2.0/24", "198.51.100.0/24"}) || fmt.Sprint(s.FastPath.ExcludeDSCP, s.FastPath.ExcludeAddresses) != "[3 4] [203.0.113.7]" {
+		t.Errorf("%+v", s)
+	}
 }
 
 // TestVerifyHelp checks that verify offers no flags of what it does not do. It still takes them, as it

@@ -324,26 +324,24 @@ func (o *runFlags) fromFile(fs *pflag.FlagSet) (*config.Config, []config.Note, e
 	var own cliflag.NamedFlagSets
 	logsapi.AddFlags(&c.KubeProxy.Logging, own.FlagSet(inLogs))
 	addOwn(&own, &c.Slipstream)
-	for _, set := range own.FlagSets {
-		err = errors.Join(err, copyFlags(fs, set))
-	}
-	c.KubeProxy.Logging.VModule = append(c.KubeProxy.Logging.VModule, fromFile...)
 	fs.Visit(func(f *pflag.Flag) {
 		if o.upstream.Lookup(f.Name) != nil {
 			notes = append(notes, config.Note{Field: "--" + f.Name, Text: "is ignored with --config"})
 		}
-	})
-	return c, notes, err
-}
-
-// copyFlags copies the values of flags that are set in from to the same ones of to.
-func copyFlags(from, to *pflag.FlagSet) (err error) {
-	to.VisitAll(func(f *pflag.Flag) {
-		if given := from.Lookup(f.Name); err == nil && given != nil && given.Changed {
-			err = f.Value.Set(given.Value.String())
+		for _, set := range own.FlagSets {
+			to := set.Lookup(f.Name)
+			if to == nil {
+				continue
+			}
+			if list, is := f.Value.(pflag.SliceValue); is { // its text is not what Set takes
+				err = errors.Join(err, to.Value.(pflag.SliceValue).Replace(list.GetSlice()))
+			} else {
+				err = errors.Join(err, to.Value.Set(f.Value.String()))
+			}
 		}
 	})
-	return err
+	c.KubeProxy.Logging.VModule = append(c.KubeProxy.Logging.VModule, fromFile...)
+	return c, notes, err
 }
 
 func (o *runFlags) fromFlags(fs *pflag.FlagSet) (*config.Config, []config.Note, error) {

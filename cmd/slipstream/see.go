@@ -627,10 +627,7 @@ func printService(out io.Writer, s *see.Service) error {
 		t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 		fmt.Fprintln(t, "  ENDPOINT\tNODE\tZONE\tREADY\tWEIGHT\tCONNECTIONS\tBYTES\tUSE")
 		for _, e := range p.Endpoints {
-			var count see.Count
-			if i < len(s.Traffic) {
-				count = s.Traffic[i].Endpoints[e.Address]
-			}
+			count := s.Traffic[i].Endpoints[e.Address]
 			fmt.Fprintf(t, "  %s\t%s\t%s\t%t\t%d\t%d\t%s\t%s\n", e.Address, e.Node, cmp.Or(e.Zone, "-"), e.Ready, e.Weight, count.Connections, known(count.Bytes, flows.BinarySize), e.Uses())
 		}
 		if err := t.Flush(); err != nil {

@@ -441,7 +441,7 @@ func (x *explainer) clientAddr(text string) (netip.Addr, error) {
 // noFrontend describes the handling of packets to a destination that is not a frontend.
 func (x *explainer) noFrontend() {
 	if x.view.Without[x.family()] {
-		x.featureMissing()
+		x.stop(FeatureMissing, false, "Kernel", "", "%s is not served, as the kernel lacks what mode %s needs: %s", x.family(), x.view.Mode, strings.Join(x.view.Missing, "; "))
 		return
 	}
 	d, port := &x.decision, fmt.Sprintf("%d/%s", x.to.Port(), x.to.Protocol)
@@ -483,17 +483,6 @@ func listOf(addrs []netip.Addr) string {
 	return strings.Join(all, ", ")
 }
 
-func (x *explainer) viewPorts() []desired.PortView {
-	if x.service == nil {
-		return nil
-	}
-	return x.service.Ports
-}
-
-func (x *explainer) featureMissing() {
-	x.stop(FeatureMissing, false, "Kernel", "", "%s is not served, as the kernel lacks what mode %s needs: %s", x.family(), x.view.Mode, strings.Join(x.view.Missing, "; "))
-}
-
 // frontend names the frontend and the kernel's object for it.
 func (x *explainer) frontend() {
 	f := x.decision.Frontend
@@ -502,7 +491,7 @@ func (x *explainer) frontend() {
 		article = "an"
 	}
 	x.step("Frontend", x.detail.Object, "%s is %s %s of Service %s.", x.to, article, f.Kind, f.Service)
-	for _, p := range x.viewPorts() {
+	for _, p := range x.service.Ports {
 		for _, other := range p.Frontends {
 			if x.named && other.Owner != "" {
 				x.stop(FrontendContested, true, "Frontend", "", "Its %s %s belongs to Service %s instead.", other.Kind, other.Address, other.Owner)
