@@ -174,13 +174,12 @@ func Children(pid int) (all []int) {
 // one's descriptor, and closes it, until stop is called. It is one thread with blocking
 // system calls: a wait in Go's poller takes longer, and less evenly.
 func Serve(ns *lab.Namespace, at netip.AddrPort, answer func(fd int)) (stop func(), err error) {
-	family, address := Sockaddr(at)
 	fd := -1
 	err = ns.Do(func() (err error) {
-		if fd, err = unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); err != nil {
+		if fd, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); err != nil {
 			return err
 		}
-		return errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1), unix.Bind(fd, address), unix.Listen(fd, 1024))
+		return errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1), unix.Bind(fd, Sockaddr(at)), unix.Listen(fd, 1024))
 	})
 	if err != nil {
 		if fd >= 0 {
@@ -211,10 +210,7 @@ func Serve(ns *lab.Namespace, at netip.AddrPort, answer func(fd int)) (stop func
 	}, nil
 }
 
-// Sockaddr is an address as system calls take it, and its family (AF_INET or AF_INET6).
-func Sockaddr(a netip.AddrPort) (family int, address unix.Sockaddr) {
-	if a.Addr().Is4() {
-		return unix.AF_INET, &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}
-	}
-	return unix.AF_INET6, &unix.SockaddrInet6{Port: int(a.Port()), Addr: a.Addr().As16()}
+// Sockaddr is an IPv4 address as system calls take it.
+func Sockaddr(a netip.AddrPort) unix.Sockaddr {
+	return &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}
 }

@@ -18,9 +18,6 @@ func One(name string, ip netip.Addr, endpoints []netip.Addr, ports ...corev1.Ser
 	svc := &corev1.Service{ObjectMeta: meta, Spec: corev1.ServiceSpec{ClusterIP: ip.String(), ClusterIPs: []string{ip.String()}, Ports: ports}}
 	meta.Labels = map[string]string{discoveryv1.LabelServiceName: name}
 	slice := &discoveryv1.EndpointSlice{ObjectMeta: meta, AddressType: discoveryv1.AddressTypeIPv4}
-	if ip.Is6() {
-		slice.AddressType = discoveryv1.AddressTypeIPv6
-	}
 	for _, p := range ports {
 		target := p.TargetPort.IntVal
 		if target == 0 {

@@ -113,8 +113,8 @@ func makeRequests(ctx context.Context, to netip.AddrPort, n int) (all []float64,
 }
 
 func makeRequest(to netip.AddrPort) (time.Duration, error) {
-	family, address := bench.Sockaddr(to)
-	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	address := bench.Sockaddr(to)
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return 0, os.NewSyscallError("socket", err)
 	}

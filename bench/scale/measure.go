@@ -372,7 +372,7 @@ func connect(to netip.AddrPort, wait time.Duration) (pod netip.Addr, err error) 
 	if err := unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}); err != nil {
 		return pod, err
 	}
-	err = unix.Connect(fd, &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()})
+	err = unix.Connect(fd, bench.Sockaddr(to))
 	if err != nil && !errors.Is(err, unix.EINPROGRESS) {
 		return pod, err
 	}

@@ -122,14 +122,13 @@ func (c *counter) connect(ctx context.Context, service int) (rules int, err erro
 // returns where connection tracking says that it was sent. Nothing may answer.
 func (n *node) sendFirst(to netip.AddrPort) (sent netip.AddrPort, err error) {
 	err = n.client.Do(func() error {
-		family, address := bench.Sockaddr(to)
-		fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
 			return err
 		}
 		// Close it before the packet is sent again, which is after a second.
 		defer unix.Close(fd)
-		if err := unix.Connect(fd, address); !errors.Is(err, unix.EINPROGRESS) {
+		if err := unix.Connect(fd, bench.Sockaddr(to)); !errors.Is(err, unix.EINPROGRESS) {
 			return fmt.Errorf("connect to %v: %w", to, err)
 		}
 		local, err := unix.Getsockname(fd)
