@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package desired
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// FuzzAnnotations gives a Service any text as ranges, limits and fail-over. What is not understood is a Problem that names
+// the Service and the annotation, the rest has its bounds, and the Service's port is served.
+func FuzzAnnotations(f *testing.F) {
+	f.Add("udp/10000-20000, tcp/3000-3100", "1000", "20", "50/s", "drop", "passthrough")
+	f.Add("all", "10000", "1", "1/m", "refuse", "")
+	f.Add("tcp/1,tcp/1", "0", "-1", "/", "Drop", " ")
+	f.Add("sctp/65535-65535,udp/0-1,tcp/9-8,/", "10001", "+5", "5/s/m", "", "passthrough ")
+	f.Fuzz(func(t *testing.T, ranges, most, perClient, rate, action, failover string) {
+		s := New(Config{})
+		s.SetService(&corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "media", Annotations: map[string]string{
+				AnnotationPortRanges: ranges, AnnotationMaxConnections: most, AnnotationMaxPerClient: perClient,
+				AnnotationRatePerClient: rate, AnnotationLimitAction: action, AnnotationFailover: failover,
+			}},
+			Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1", Ports: []corev1.ServicePort{{Port: 80}}},
+		})
+		u := s.Full()
+		for _, p := range u.Problems {
+			if p.Object != "Service ns/media" || p.Field == "" || p.Reason == "" {
+				t.Errorf("problem %+v", p)
+			}
+		}
+		var last []FrontendKey
+		for _, c := range u.Frontends {
+			k, l := c.Key(), c.New.Limits
+			if !k.IsRange() && (k.Port() != 80 || k.Protocol != TCP) || k.IsRange() && (k.Port() == 0 || k.Last < k.Port()) {
+				t.Errorf("frontend %v", k)
+			}
+			if l.Connections > MostConnections || l.PerClient > MostConnections || l.Rate > MostRate || (l.Rate > 0) != (l.Unit == 's' || l.Unit == 'm') {
+				t.Errorf("limits %+v", l)
+			}
+			if k.IsRange() {
+				for _, o := range last {
+					if k.Overlaps(o) {
+						t.Errorf("%v and %v overlap", k, o)
+					}
+				}
+				last = append(last, k)
+			}
+		}
+		if len(last) > mostRanges || len(u.Frontends) != len(last)+1 {
+			t.Errorf("%d frontends, %d of them ranges", len(u.Frontends), len(last))
+		}
+	})
+}
