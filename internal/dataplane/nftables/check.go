@@ -134,16 +134,10 @@ func (b *Dataplane) checkTable(f int) error {
 			s.writeOnDemand(&created, d, selector)
 		}
 	}
+	var some nfnl.Batch
 	for set, keys := range b.writer.keys[f] {
-		n := 1 // an emptied set lacks any
-		if s.isSmall(set) {
-			n = sampleSize
-		}
 		for key, value := range keys { // in another order each time
-			if n--; n < 0 {
-				break
-			}
-			created.AddElement(s.table, set, []byte(key), []byte(value), "")
+			some.AddElement(s.table, set, []byte(key), []byte(value), "")
 		}
 	}
 	for seconds, users := range b.timeouts[f] {
@@ -151,7 +145,7 @@ func (b *Dataplane) checkTable(f int) error {
 			s.writeRemember(&created, seconds)
 		}
 	}
-	if err := b.has(s, &created, math.MaxInt, "rules"); err != nil {
+	if err := cmp.Or(b.has(s, &created, math.MaxInt, "rules"), b.has(s, &some, sampleSize, "rules")); err != nil {
 		return err
 	}
 	special, _ := created.Written()
