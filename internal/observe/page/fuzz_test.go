@@ -6,7 +6,6 @@ import (
 	"context"
 	"net/http"
 	"net/http/httptest"
-	"net/netip"
 	"net/url"
 	"testing"
 	"time"
@@ -15,7 +14,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
 	"github.com/slipstream-proxy/slipstream/internal/observe/see"
 	"github.com/slipstream-proxy/slipstream/internal/proxy"
-	"k8s.io/apimachinery/pkg/types"
+	corev1 "k8s.io/api/core/v1"
 )
 
 // FuzzQuery: no question, however odd, ends the process, and each has an answer.
@@ -25,8 +24,8 @@ func FuzzQuery(f *testing.F) {
 	ended := make(chan error, 1)
 	go func() { ended <- p.Run(ctx) }()
 	f.Cleanup(func() { stop(); <-ended })
-	h := Handler(&see.View{Proxy: p, Node: "n1", Pod: func(context.Context, types.NamespacedName) (string, []netip.Addr, error) {
-		return "n1", []netip.Addr{netip.MustParseAddr("10.244.0.9")}, nil
+	h := Handler(&see.View{Proxy: p, Node: "n1", Pods: func(context.Context, string, string) ([]corev1.Pod, error) {
+		return []corev1.Pod{{Spec: corev1.PodSpec{NodeName: "n1"}, Status: corev1.PodStatus{PodIPs: []corev1.PodIP{{IP: "10.244.0.9"}}}}}, nil
 	}})
 	f.Add("/data/services", "search=web&sort=rate&descending&page=-9223372036854775808")
 	f.Add("/data/services/default/web", "")

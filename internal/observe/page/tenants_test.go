@@ -5,7 +5,6 @@ package page
 import (
 	"context"
 	"net/http/httptest"
-	"net/netip"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -18,7 +17,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/observe/see"
 	"github.com/slipstream-proxy/slipstream/internal/proxy"
 	"github.com/slipstream-proxy/slipstream/internal/source"
-	"k8s.io/apimachinery/pkg/types"
+	corev1 "k8s.io/api/core/v1"
 )
 
 // nothing is a source and a dataplane without content.
@@ -42,10 +41,10 @@ func TestManyQuestions(t *testing.T) {
 		var all sync.WaitGroup
 		all.Go(func() { _ = p.Run(ctx) })
 		var working atomic.Int32
-		h := Handler(&see.View{Proxy: p, Node: "n1", Pod: func(ctx context.Context, _ types.NamespacedName) (string, []netip.Addr, error) {
+		h := Handler(&see.View{Proxy: p, Node: "n1", Pods: func(ctx context.Context, _, _ string) ([]corev1.Pod, error) {
 			working.Add(1)
 			<-ctx.Done()
-			return "", nil, ctx.Err()
+			return nil, ctx.Err()
 		}})
 		for range 40 {
 			all.Go(func() {
