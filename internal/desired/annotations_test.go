@@ -14,7 +14,7 @@ import (
 func FuzzAnnotations(f *testing.F) {
 	f.Add("udp/10000-20000, tcp/3000-3100", "1000", "20", "50/s", "drop", "passthrough")
 	f.Add("all", "10000", "1", "1/m", "refuse", "")
-	f.Add("tcp/1,tcp/1", "0", "-1", "/", "Drop", " ")
+	f.Add("tcp/1-5,tcp/3-9", "0", "-1", "/", "Drop", " ")
 	f.Add("sctp/65535-65535,udp/0-1,tcp/9-8,/", "10001", "+5", "5/s/m", "", "passthrough ")
 	f.Fuzz(func(t *testing.T, ranges, most, perClient, rate, action, failover string) {
 		s := New(Config{})
@@ -31,7 +31,6 @@ func FuzzAnnotations(f *testing.F) {
 				t.Errorf("problem %+v", p)
 			}
 		}
-		var last []FrontendKey
 		for _, c := range u.Frontends {
 			k, l := c.Key(), c.New.Limits
 			if !k.IsRange() && (k.Port() != 80 || k.Protocol != TCP) || k.IsRange() && (k.Port() == 0 || k.Last < k.Port()) {
@@ -40,17 +39,10 @@ func FuzzAnnotations(f *testing.F) {
 			if l.Connections > MostConnections || l.PerClient > MostConnections || l.Rate > MostRate || (l.Rate > 0) != (l.Unit == 's' || l.Unit == 'm') {
 				t.Errorf("limits %+v", l)
 			}
-			if k.IsRange() {
-				for _, o := range last {
-					if k.Overlaps(o) {
-						t.Errorf("%v and %v overlap", k, o)
-					}
-				}
-				last = append(last, k)
-			}
 		}
-		if len(last) > mostRanges || len(u.Frontends) != len(last)+1 {
-			t.Errorf("%d frontends, %d of them ranges", len(u.Frontends), len(last))
+		all, _ := parseRanges(ranges)
+		if len(all) > mostRanges || len(u.Frontends) != len(all)+1 { // of two that overlap, one is served
+			t.Errorf("%d frontends, %d ranges", len(u.Frontends), len(all))
 		}
 	})
 }
