@@ -79,10 +79,7 @@ func (s *slipstream) measure() error {
 			return err
 		}
 	}
-	if err := s.memory(); err != nil || !s.Verify {
-		return err
-	}
-	return s.verify()
+	return s.memory()
 }
 
 func (s *slipstream) cold() error {
@@ -245,14 +242,6 @@ func (s *slipstream) memory() error {
 	s.samples.Add("peak_rss", float64(top.VmHWM))
 	s.samples.Add("rss", float64(m.VmRSS))
 	return errors.Join(err1, err2)
-}
-
-func (s *slipstream) verify() error {
-	v, err := dataplane.Verify(context.Background(), s.backend.(dataplane.Reader), &s.state.Full().Change)
-	if err == nil && len(v.Differences) > 0 {
-		err = fmt.Errorf("the kernel does not have the desired content: %.300s", v)
-	}
-	return err
 }
 
 // rest frees unused memory, and measures the memory and the reachable objects, in bytes.

@@ -109,9 +109,6 @@ func (o *Options) Measure(ctx context.Context, r *bench.Result) error {
 			return fmt.Errorf("nothing was measured of %q", c.text)
 		}
 	}
-	if o.Verify {
-		r.Notes = append(r.Notes, "verified: in the end the kernel had the desired content")
-	}
 	return nil
 }
 
@@ -142,7 +139,6 @@ type Options struct {
 	Mode        string `json:"mode"`
 	Repetitions int    `json:"repetitions"`
 	Runs        int    `json:"runs"`
-	Verify      bool   `json:"verify"`
 
 	Child []string `json:"-"` // starts a process that calls [RunChild] with the argument that follows
 }
@@ -156,7 +152,6 @@ func (o *Options) AddFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.Mode, "mode", "nftables", "proxy mode: "+strings.Join(modeNames(), ", ")+"; iptables is the variant that this machine uses")
 	f.IntVar(&o.Repetitions, "repetitions", 1000, "how often to make each kind of change in each run; fewer where that takes long")
 	f.IntVar(&o.Runs, "runs", 1, "how often to do everything, in new processes; medians are reported")
-	f.BoolVar(&o.Verify, "verify", false, "compare the kernel's content in the end with the desired content; slow for more than 100,000 endpoints")
 }
 
 // modeIPTables is the variant of iptables that this machine uses.

@@ -137,7 +137,7 @@ const (
 	passed
 	failed
 	skipped
-	openFinding // skipped on every kernel, on one at least because of a finding; of merged tests only
+	notHere // skipped on every kernel, on one at least with notHereMark; of merged tests only
 )
 
 // testRun is one test or subtest on one kernel.

@@ -9,8 +9,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-
-	"github.com/slipstream-proxy/slipstream/test/kernel/finding"
 )
 
 // mergedTest is one test over all kernels. It failed if it failed on any kernel, passed if
@@ -35,12 +33,15 @@ type result struct {
 // ok reports whether the run is a success, which takes at least one test that passed.
 func (r result) ok() bool { return r.failed == 0 && r.passed > 0 }
 
+// notHereMark begins the reason of a skipped test that a checkout or machine need not be able to run.
+const notHereMark = "NOT HERE: "
+
 // outsideTests stands for the test's name of a failure outside of all tests.
 const outsideTests = "(package)"
 
 // merge counts each test once, on however many kernels it ran. It counts tests and
 // subtests that have no subtests; one with subtests counts only if it failed, or was
-// skipped, by itself. With strict, skipped tests count as failed, except those of open findings.
+// skipped, by itself. With strict, skipped tests count as failed, except those marked notHere.
 func merge(runs []packageRun, strict bool) result {
 	packages := map[string][]packageRun{}
 	for _, r := range runs {
@@ -110,8 +111,8 @@ func mergeTest(name string, runs []packageRun) mergedTest {
 		}
 	}
 	t.details = skips
-	if t.outcome == skipped && slices.ContainsFunc(skips, func(d detail) bool { return finding.IsOpen(d.text) }) {
-		t.outcome = openFinding
+	if t.outcome == skipped && slices.ContainsFunc(skips, func(d detail) bool { return strings.HasPrefix(d.text, notHereMark) }) {
+		t.outcome = notHere
 	}
 	if len(failures) > 0 {
 		t.outcome, t.details = failed, failures
@@ -203,12 +204,9 @@ func (r result) write(w io.Writer, strict bool) {
 		names += fmt.Sprintf("failed: %s %s\n", t.pkg, t.name)
 	}
 
-	if open := r.with(openFinding); len(open) > 0 {
-		fmt.Fprintf(w, "\nSkipped because of findings that are not mended yet: %s\n", tests(len(open)))
-		for _, t := range open {
-			i := slices.IndexFunc(t.details, func(d detail) bool { return finding.IsOpen(d.text) })
-			fmt.Fprintf(w, "  %s %s: %s\n", t.pkg, t.name, t.details[i].text)
-		}
+	for _, t := range r.with(notHere) {
+		i := slices.IndexFunc(t.details, func(d detail) bool { return strings.HasPrefix(d.text, notHereMark) })
+		fmt.Fprintf(w, "\nSkipped: %s %s: %s\n", t.pkg, t.name, t.details[i].text)
 	}
 
 	if notRun := r.with(skipped); len(notRun) > 0 {

@@ -63,9 +63,9 @@ func TestMerge(t *testing.T) {
 		{"parent skipped here, subtest skipped there", on{"-A:x"}, on{"A", "A/a", "-A/b:y"}, strict, [3]int{1, 1, 0}, "", "A/b@host:x,uml:y"},
 		{"parent skipped after its subtests", on{"-A:x", "A/a"}, nil, strict, [3]int{1, 1, 0}, "", "A@host:x"},
 		{"a test that is there on one kernel only", on{"A"}, on{"B"}, strict, [3]int{2, 0, 0}, "", ""},
-		{"an open finding is no failure", on{"-A:OPEN FINDING x"}, on{"-A:OPEN FINDING x", "B"}, strict, [3]int{1, 0, 1}, "", ""},
-		{"an open finding where the test could run", on{"-A:no x"}, on{"-A:OPEN FINDING x", "B"}, strict, [3]int{1, 0, 1}, "", ""},
-		{"an open finding that failed elsewhere", on{"-A:OPEN FINDING x"}, on{"!A"}, strict, [3]int{0, 1, 0}, "A@uml", ""},
+		{"one that need not run is no failure", on{"-A:NOT HERE: x"}, on{"-A:NOT HERE: x", "B"}, strict, [3]int{1, 0, 1}, "", ""},
+		{"one that need not run on one kernel", on{"-A:no x"}, on{"-A:NOT HERE: x", "B"}, strict, [3]int{1, 0, 1}, "", ""},
+		{"one that need not run, and failed elsewhere", on{"-A:NOT HERE: x"}, on{"!A"}, strict, [3]int{0, 1, 0}, "A@uml", ""},
 		{"nothing", on{}, on{}, strict, [3]int{0, 0, 0}, "", ""},
 	}
 	for _, test := range tests {
