@@ -11,6 +11,9 @@ import (
 	"github.com/aclements/go-moremath/stats"
 )
 
+// Significant is the p-value below which a difference is claimed.
+const Significant = 0.05
+
 // Statistic is a number that sums up values.
 type Statistic string
 

@@ -63,7 +63,7 @@ func svg(p *plot.Plot, height vg.Length) (string, error) {
 
 // Bars draws a group of horizontal bars for each series: a bar for each subject, as
 // long as its ratio to the first subject, with ratio and median at its end. The axis
-// begins at 0, so that lengths can be compared.
+// begins at 0, so that lengths can be compared. Where the test sees no difference, there is no bar.
 func Bars(r *bench.Result) (string, error) {
 	p, series := newPlot(), r.Series
 	p.X.Label.Text = fmt.Sprintf("multiple of %q in the same round, median (%s is better)", r.Subjects[0].Name, series[0].Better)
@@ -83,8 +83,14 @@ func Bars(r *bench.Result) (string, error) {
 				continue
 			}
 			ratio := o.Ratio
-			if k == 0 {
+			text := s.Unit.Format(o.Median)
+			switch {
+			case k == 0:
 				ratio = 1
+			case o.P >= bench.Significant:
+				ratio, text = 0, "no difference shown, "+text
+			default:
+				text = fmt.Sprintf("%.2fx, %s", ratio, text)
 			}
 			at := centre + thickness*(float64(len(s.Outcomes)-1)/2-float64(k))
 			bar, err := plotter.NewPolygon(plotter.XYs{{X: 0, Y: at - 7}, {X: ratio, Y: at - 7}, {X: ratio, Y: at + 7}, {X: 0, Y: at + 7}})
@@ -95,10 +101,6 @@ func Bars(r *bench.Result) (string, error) {
 			p.Add(bar)
 			if i == 0 {
 				p.Legend.Add(r.Subjects[k].Name, bar)
-			}
-			text := s.Unit.Format(o.Median)
-			if k > 0 {
-				text = fmt.Sprintf("%.2fx, %s", ratio, text)
 			}
 			labels.XYs = append(labels.XYs, plotter.XY{X: ratio, Y: at})
 			labels.Labels = append(labels.Labels, text)

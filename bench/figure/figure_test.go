@@ -16,8 +16,8 @@ func TestBars(t *testing.T) {
 		{Name: "crr_mean", Text: "latency, mean", Unit: bench.Nanoseconds, Better: bench.Less, Paired: true},
 		{Name: "crr_rate", Text: "connections a second", Unit: bench.PerSecond, Better: bench.More, Paired: true},
 	}, []bench.Samples{
-		{"crr_mean": {100, 110, 120}, "crr_rate": {10, 11, 12}},
-		{"crr_mean": {130, 143, 156}, "crr_rate": {20, 22, 24}},
+		{"crr_mean": {100, 110, 110, 120}, "crr_rate": {10, 11, 12, 13}},
+		{"crr_mean": {130, 143, 143, 156}, "crr_rate": {9, 12, 13, 11}},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -25,12 +25,12 @@ func TestBars(t *testing.T) {
 	if _, err := Bars(r); err == nil {
 		t.Error("no error for different directions in one chart")
 	}
-	r.Series = r.Series[:1]
+	r.Series[1].Better = bench.Less
 	svg, err := Bars(r)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"<svg", ">   latency, mean<", ">110 ns<", ">1.30x, 143 ns<", ">no threshold<", "(less is better)"} {
+	for _, want := range []string{"<svg", ">   latency, mean<", ">110 ns<", ">1.30x, 143 ns<", ">no difference shown, 11.5 /s<", ">no threshold<", "(less is better)"} {
 		if !strings.Contains(svg, want) {
 			t.Errorf("no %q in the chart", want)
 		}

@@ -63,9 +63,6 @@ func (r *result) cell(series, subject string, percentile float64) cell {
 	return c
 }
 
-// significant is the p-value below which a difference is claimed.
-const significant = 0.05
-
 // compare says how the values of a series of ours compare with those of theirs: by how much if the
 // Mann-Whitney test shows a difference, else that none was seen, or that there are too few values
 // to say.
@@ -97,12 +94,12 @@ func comparison(theirs, ours []float64, ratio float64) string {
 	if ratio > 0 {
 		text = times(ratio)
 	}
-	switch few := leastP(len(theirs), len(ours)) >= significant; {
+	switch few := leastP(len(theirs), len(ours)) >= bench.Significant; {
 	case few && ratio > 0:
 		return text + "; too few values to test"
 	case few:
 		return "too few values to test"
-	case p >= significant:
+	case p >= bench.Significant:
 		return fmt.Sprintf("no difference seen (p = %s)", digits(p))
 	}
 	return fmt.Sprintf("%s (p = %s)", text, digits(p))

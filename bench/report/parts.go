@@ -189,7 +189,7 @@ func (c *chart) draw(r *record) (err error) {
 		}
 		return err
 	}
-	c.Text = "Medians, with bars from the lowest to the highest value. Both axes are logarithmic."
+	c.Text = strings.TrimSpace("Medians, with bars from the lowest to the highest value. Both axes are logarithmic. " + c.Text)
 	if drawn := c.lines(r); len(drawn.Series) > 1 { // there is no line of one point
 		c.SVG, err = figure.Lines(drawn, "Services", c.Axis)
 	}
