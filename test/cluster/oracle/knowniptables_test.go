@@ -38,9 +38,9 @@ func isUnusedClusterIP(c *Cluster, d difference) bool {
 	}
 	if d.probe.Kind == Share {
 		// The Service is another proxy's: with kube-proxy all its addresses lead
-		// elsewhere, where one machine answers.
+		// elsewhere, where one machine answers, or this node does at an address of its own.
 		return c.Settings.Mode != NFTables && (of(d.probe.To.Addr()) || of(d.probe.Then.Addr())) &&
-			d.outcomes[0].Note == SameServer && d.outcomes[1].Note == NotBoth
+			d.outcomes[0].Note != NotBoth && d.outcomes[1].Note == NotBoth
 	}
 	return of(d.probe.To.Addr()) && letPass(c, d, Timeout)
 }
