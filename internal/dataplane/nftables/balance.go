@@ -31,7 +31,7 @@ import (
 // delete and add elements, was tried: a deleted element stays in its hash bucket until the next
 // garbage collection, and a connection took 0.5 ms after a few hundred.) So each pool with round
 // robin has a rule of its own while it has that number of slots. There are at most MaxCounters
-// such rules in each scope; further pools choose at random, and have a Problem. Pools do not share a counter: two
+// such rules in each scope; further pools choose at random, and have a Problem, until one is left to them. Pools do not share a counter: two
 // Services that are used in alternation would each get every second slot only.
 //
 // Processors that execute the rule at the same time get different numbers. A connection that
@@ -240,11 +240,6 @@ func (s *schema) hash(size int, port bool) []expr.Any {
 func (b *Dataplane) prepareSelector(p *pool) int {
 	x, s := &b.onDemand[p.Family][p.Scope], &b.schemas[p.Family]
 	former := x.assignCounter(p, false)
-	if p.needsCounter() && p.counter.number == 0 && !p.lacking && len(b.lacking) < mostLacking {
-		p.lacking = true
-		b.lacking = append(b.lacking, desired.ProblemOf(p.Service.Owner(), "metadata.annotations["+desired.AnnotationScheduler+"]",
-			fmt.Sprintf("endpoints are chosen at random, as %d Service ports have round robin already", MaxCounters)))
-	}
 	selector := selectorOf(p)
 	for d := range s.eachScopeSets {
 		if d.scope != p.Scope {
@@ -262,6 +257,33 @@ func (b *Dataplane) prepareSelector(p *pool) int {
 		x.chains[bare(selector)] = true
 	}
 	return selector
+}
+
+// tellLacking adds the Problem of a pool that has no counter.
+func (b *Dataplane) tellLacking(p *pool) {
+	if p != nil && p.needsCounter() && p.counter.number == 0 && !p.lacking && len(b.lacking) < mostLacking {
+		p.lacking = true
+		b.lacking = append(b.lacking, desired.ProblemOf(p.Service.Owner(), "metadata.annotations["+desired.AnnotationScheduler+"]",
+			fmt.Sprintf("endpoints are chosen at random, as %d Service ports have round robin already", MaxCounters)))
+	}
+}
+
+// passCounters gives counters that no pool has any more to pools that lack one.
+func (b *Dataplane) passCounters() {
+	w := &b.writer
+	for i, p := range b.pools {
+		if p == nil || !p.needsCounter() || p.counter.number > 0 || ^b.onDemand[p.Family][p.Scope].taken == 0 {
+			continue
+		}
+		id := desired.PoolID(i)
+		at := slices.IndexFunc(w.poolUpdates, func(r poolUpdate) bool { return r.id == id })
+		if at < 0 {
+			at = len(w.poolUpdates)
+			s := &b.schemas[p.Family]
+			w.poolUpdates = append(w.poolUpdates, poolUpdate{id: id, schema: s, scopeSets: &s.addressSets[p.Scope], shared: p.shared, before: selectorOf(p)})
+		}
+		w.poolUpdates[at].after = b.prepareSelector(p)
+	}
 }
 
 // Supports returns an error if the kernel lacks an algorithm, once Probe has looked.

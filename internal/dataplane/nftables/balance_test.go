@@ -60,9 +60,9 @@ func (s *street) connect(t *testing.T, port uint16) int {
 	return int(reply.Local.Port()) - dataplanetest.FirstPort
 }
 
-// scheduled sets Service default/web number i with two endpoints and a scheduler.
-func scheduled(s *desired.State, i int, scheduler string) {
-	web(s, i, dataplanetest.Hosts(2)...)
+// scheduled sets Service default/web number i with two endpoints, and further ones, and a scheduler.
+func scheduled(s *desired.State, i int, scheduler string, hosts ...int) {
+	web(s, i, append(hosts, dataplanetest.Hosts(2)...)...)
 	s.SetService(&corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: fmt.Sprintf("web-%d", i), Annotations: map[string]string{desired.AnnotationScheduler: scheduler}},
 		Spec:       corev1.ServiceSpec{ClusterIPs: []string{fmt.Sprintf("10.96.0.%d", i), fmt.Sprintf("fd00:96::%x", i)}, Ports: []corev1.ServicePort{{Port: 80}}},

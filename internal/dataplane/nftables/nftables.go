@@ -147,7 +147,7 @@ func (b *Dataplane) encode(change *desired.Change) {
 // updatePools applies the changes of pools to b.pools, and collects the updates to write
 // in the writer.
 func (b *Dataplane) updatePools(change *desired.Change) {
-	w := &b.writer
+	w, left := &b.writer, false // whether a pool has left a counter, of which there were none
 	w.poolUpdates = w.poolUpdates[:0]
 	for i := range change.Pools {
 		c := &change.Pools[i]
@@ -179,13 +179,22 @@ func (b *Dataplane) updatePools(change *desired.Change) {
 			r.slots = p.Update(c)
 		}
 		p.IfEmpty = c.IfEmpty
+		x := &b.onDemand[c.Family][c.Scope]
+		full := ^x.taken == 0
 		if c.Gone {
-			b.onDemand[c.Family][c.Scope].assignCounter(p, true)
+			x.assignCounter(p, true)
 			b.pools.Set(c.ID, nil)
 		} else {
 			r.after = b.prepareSelector(p)
 		}
 		w.poolUpdates = append(w.poolUpdates, r)
+		left = left || full && ^x.taken != 0
+	}
+	if left {
+		b.passCounters()
+	}
+	for i := range w.poolUpdates {
+		b.tellLacking(b.pools.Get(w.poolUpdates[i].id))
 	}
 }
 
