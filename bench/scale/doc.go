@@ -35,26 +35,5 @@
 //
 // Connections are tried all the time, with pauses of 0.1 ms, or of a thousandth of the time
 // that has passed so far if that is more (at most 10 ms).
-//
-// # Rules
-//
-//	bench rules --services 10,100,1000,10000
-//
-// counts the rules that the kernel executes for a new connection, with more and more Services in
-// the same API server, for Slipstream's and kube-proxy's iptables modes (rules.go).
-//
-// # Latency
-//
-//	bench latency
-//
-// measures HTTP requests to one Service of nginx, and the processor time of the node, with more
-// and more other Services (latency.go).
-//
-// # Fleet
-//
-//	bench fleet --proxies 100 --services 1000
-//
-// measures many proxies on one API server, each on a node of its own: when all of them have
-// programmed a change, alone and while others change all the time, and what they cost the API server (fleet.go). With --rollout 20000 --rate 100 --churn 25,
-// one Service of 20,000 endpoints is rolled at 100 endpoints a second beside 25 other changes.
+// The other commands are in rules.go, latency.go and fleet.go.
 package scale
