@@ -290,7 +290,7 @@ func (b *Dataplane) Read(ctx context.Context) (*dataplane.Content, error) {
 		}
 		if choice.ByIPVS {
 			*choice = served
-		} else if may, err := b.mayDelete(ctx, s.Key); err != nil {
+		} else if may, err := b.conn.MayBeProxys(ctx, s.Key, b.options.Exclude); err != nil {
 			return nil, err
 		} else if !may {
 			continue

@@ -37,7 +37,7 @@ func (b *Dataplane) compare(ctx context.Context, p *plan) error {
 		}
 	})
 	for key := range existing {
-		may, failed := b.mayDelete(ctx, key)
+		may, failed := b.conn.MayBeProxys(ctx, key, b.options.Exclude)
 		if err = errors.Join(err, failed); may {
 			klog.FromContext(ctx).Info("Deletes a virtual server of no Service", "server", key.String())
 			p.last = append(p.last, step{request: ipvs.DeleteService(key), key: key, tolerate: noService})

@@ -201,7 +201,7 @@ func (b *Dataplane) Cleanup(ctx context.Context) error {
 	}
 	var steps []step
 	for key := range all {
-		may, failed := b.mayDelete(ctx, key)
+		may, failed := b.conn.MayBeProxys(ctx, key, b.options.Exclude)
 		if err = errors.Join(err, failed); may {
 			steps = append(steps, step{key: key, request: ipvs.DeleteService(key), tolerate: noService})
 		}
@@ -219,16 +219,6 @@ func (b *Dataplane) byAddress(ctx context.Context) (map[ipvs.Key]ipvs.Service, e
 		}
 	}
 	return servers, err
-}
-
-// mayDelete reports whether a virtual server of no frontend may be deleted: it is not in
-// Options.Exclude, and has no direct routing or tunnels, which no Service proxy uses.
-func (b *Dataplane) mayDelete(ctx context.Context, k ipvs.Key) (bool, error) {
-	if slices.ContainsFunc(b.options.Exclude, func(p netip.Prefix) bool { return p.Contains(k.Addr) }) {
-		return false, nil
-	}
-	all, err := b.conn.Destinations(ctx, k)
-	return err == nil && !slices.ContainsFunc(all, func(d ipvs.Destination) bool { return !d.Masquerading }), err
 }
 
 // Probe implements dataplane.Prober.

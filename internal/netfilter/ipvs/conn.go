@@ -106,6 +106,16 @@ func (c *Conn) Destinations(ctx context.Context, k Key) (all []Destination, err 
 	return all, nil
 }
 
+// MayBeProxys reports whether a virtual server may be that of a Service proxy: its address is not in the excluded
+// ranges, and it has no direct routing or tunnels, which no Service proxy uses.
+func (c *Conn) MayBeProxys(ctx context.Context, k Key, exclude []netip.Prefix) (bool, error) {
+	if slices.ContainsFunc(exclude, func(p netip.Prefix) bool { return p.Contains(k.Addr) }) {
+		return false, nil
+	}
+	all, err := c.Destinations(ctx, k)
+	return err == nil && !slices.ContainsFunc(all, func(d Destination) bool { return !d.Masquerading }), err
+}
+
 // Execute carries out requests in order, as [sock.Execute].
 func (c *Conn) Execute(ctx context.Context, requests []Request, failed func(i int, err error)) error {
 	messages := make([]netlink.Message, len(requests))

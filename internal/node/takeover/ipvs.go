@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/feature"
@@ -139,7 +138,12 @@ func (v *virtualServers) removeServers(ctx context.Context, out *outcome) error 
 func (v *virtualServers) list(ctx context.Context, conn *ipvs.Conn) (servers []ipvs.Key, err error) {
 	all, err := conn.Services(ctx)
 	for _, s := range all {
-		if s.Mark != 0 || slices.ContainsFunc(v.exclude, func(p netip.Prefix) bool { return p.Contains(s.Addr) }) {
+		if s.Mark != 0 {
+			continue
+		}
+		if may, err := conn.MayBeProxys(ctx, s.Key, v.exclude); err != nil {
+			return nil, err
+		} else if !may {
 			continue
 		}
 		if _, known := v.left[s.Key]; v.left != nil && !known {

@@ -26,13 +26,13 @@ func (n *node) recordIPVS() {
 	n.run(testdata(n, "ipvs.ipvsadm"), "ipvsadm", "--restore")
 }
 
-// TestIPVS removes everything of IPVS mode, except excluded virtual servers and other
+// TestIPVS removes everything of IPVS mode, except excluded virtual servers, those with direct routing, and other
 // programs' sets.
 func TestIPVS(t *testing.T) {
 	kerneltest.Require(t, kerneltest.IPVS, kerneltest.IPTablesNFT)
 	n := newNode(t)
 	n.run("create KUBE-OTHER hash:ip\nadd KUBE-OTHER 192.0.2.1\n", "ipset", "restore")
-	n.run("-A -t 192.0.2.80:80 -s rr\n-a -t 192.0.2.80:80 -r 192.0.2.81:80 -m -w 1\n-A -f 7 -s rr\n", "ipvsadm", "--restore")
+	n.run("-A -t 192.0.2.80:80 -s rr\n-a -t 192.0.2.80:80 -r 192.0.2.81:80 -m -w 1\n-A -f 7 -s rr\n-A -t 198.51.100.80:80 -s wlc\n-a -t 198.51.100.80:80 -r 10.0.0.7:80 -g -w 1\n", "ipvsadm", "--restore")
 	state := func() string {
 		return n.run("", "ip", "-brief", "link") + n.run("", "ipset", "save", "-sorted") + n.run("", "ipvsadm", "--save", "-n")
 	}
