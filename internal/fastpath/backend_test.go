@@ -348,6 +348,9 @@ func testOwnCommits(t *testing.T, engine Engine) {
 	}
 	check := func() int {
 		t.Helper()
+		for n := -1; n != dumps(); time.Sleep(100 * time.Millisecond) { // a change of interfaces may still be looked at
+			n = dumps()
+		}
 		w.check(w.proxy.Check(t.Context()))
 		before := dumps()
 		w.check(w.Check(t.Context()))
