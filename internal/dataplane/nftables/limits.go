@@ -406,7 +406,7 @@ func (b *Dataplane) checkLimits(f int) error {
 			break
 		}
 	}
-	return b.has(&l.schema, &batch, sampleSize, "limits")
+	return b.has(&l.schema, &batch, "limits")
 }
 
 // limitFaults compares the table with a full description, except what rules have counted.

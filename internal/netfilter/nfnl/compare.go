@@ -115,12 +115,12 @@ func (e *Element) content() string {
 	return fmt.Sprintf("%x %t %x %d %s", e.Key, e.End, e.Value, e.Verdict, e.Chain)
 }
 
-// Lacks looks up the elements that a batch adds to a table, up to most of each set, and describes the first that is
+// Lacks looks up the elements that a batch adds to a table, and describes the first that is
 // missing or has another value; "" if none.
-func (c *Conn) Lacks(table Table, b *Batch, most int) (string, error) {
+func (c *Conn) Lacks(table Table, b *Batch) (string, error) {
 	_, all := b.Written()
 	for set, elements := range all {
-		for _, want := range elements[:min(len(elements), most)] {
+		for _, want := range elements {
 			if want.End {
 				continue
 			}
