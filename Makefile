@@ -22,7 +22,7 @@ ENGINE ?= docker
 IMAGE ?= slipstream:$(VERSION)
 
 .DEFAULT_GOAL := help
-.PHONY: help build test race oracle oracle-ipvs test-bench test-browser test-cluster test-cluster-ipvs tenants crash-sweep e2e test-deploy build-bench image release verify-release test-release deps lint vulnerabilities fmt demo bench bench-fastpath bench-compare bench-scale bench-rules bench-ipvs bench-balance bench-observe report fuzz clean
+.PHONY: help build test race oracle oracle-ipvs test-ebpf test-bench test-browser test-cluster test-cluster-ipvs tenants crash-sweep e2e test-deploy build-bench image release verify-release test-release deps lint vulnerabilities fmt demo bench bench-fastpath bench-compare bench-scale bench-rules bench-ipvs bench-balance bench-observe report fuzz clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -82,6 +82,14 @@ e2e: build ## Run upstream's e2e specs on a cluster with kubelets; PROXY=slipstr
 	test/deps.sh e2e
 	cd test/cluster/oracle && nice -n 10 $(GO) run ./build tools nodes coredns
 	cd test/cluster && $(GO) test ./kubelets -count 1 -v -timeout 12h -args -slipstream $(CURDIR)/bin/slipstream -proxy $(or $(PROXY),slipstream) -mode $(or $(MODE),nftables) $(if $(FOCUS),-focus '$(FOCUS)') $(if $(PROCS),-procs $(PROCS)) $(if $(LOGS),-logs $(abspath $(LOGS))) $(if $(SAVE),-save)
+
+test-ebpf: deps ## Test eBPF and sockets on Debian's kernels 6.12 and 6.1 in QEMU, 20 minutes each, KERNEL=6.1, RUN=regexp (root)
+	for p in fastpath/ebpf socket fastpath; do $(GO) test -c -o bin/$$(basename $$p).test ./internal/$$p || exit 1; done
+	for kernel in $(or $(KERNEL),6.12 6.1); do for p in fastpath/ebpf socket fastpath; do \
+		[ $$p = fastpath ] && run='EBPF|LateProgram' || run=.; \
+		(cd internal/$$p && $(CURDIR)/test/kernel/qemu.sh -kernel $$kernel -timeout 2h $(CURDIR)/bin/$$(basename $$p).test -test.v \
+			-test.run "$(or $(RUN),$$run)" -test.skip TestObjects -test.timeout 2h) || exit 1; \
+	done; done
 
 # Those of scale need an API server, which is slow on the User Mode Linux kernels.
 test-bench: deps ## Test the benchmarks (root)

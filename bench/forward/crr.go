@@ -13,7 +13,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/aclements/go-moremath/stats"
 	"github.com/slipstream-proxy/slipstream/bench/bench"
 	"golang.org/x/sys/unix"
 )
@@ -22,11 +21,9 @@ var (
 	crrRate   = bench.Quantity("crr_rate", "connections a second", bench.PerSecond, bench.More)
 	crrMin    = bench.Quantity("crr_min", "latency, minimum", bench.Nanoseconds, bench.Less)
 	crrMedian = bench.Quantity("crr_median", "latency, median", bench.Nanoseconds, bench.Less)
-	crrMean   = bench.Quantity("crr_mean", "latency, mean", bench.Nanoseconds, bench.Less)
 	crrP99    = bench.Quantity("crr_p99", "latency, 99th percentile", bench.Nanoseconds, bench.Less)
-	crrStdDev = bench.Quantity("crr_stddev", "latency, standard deviation", bench.Nanoseconds, bench.Less)
 
-	crrSeries = []bench.Series{crrRate, crrMin, crrMedian, crrMean, crrP99, crrStdDev}
+	crrSeries = []bench.Series{crrRate, crrMin, crrMedian, crrP99}
 )
 
 // ignored is how many connections a client makes before it measures.
@@ -74,9 +71,7 @@ func (n *network) requests(ctx context.Context, count int) (values, error) {
 		crrRate.Name:   float64(count) / elapsed.Seconds(),
 		crrMin.Name:    slices.Min(took),
 		crrMedian.Name: bench.Median(took),
-		crrMean.Name:   stats.Mean(took),
 		crrP99.Name:    bench.Percentile(took, 99),
-		crrStdDev.Name: stats.StdDev(took),
 	}, nil
 }
 

@@ -23,7 +23,6 @@ import (
 var (
 	datagrams  = bench.Quantity("udp_packets", "UDP packets a second", bench.PerSecond, bench.More)
 	packetCost = bench.Quantity("packet_cost", "forwarding one packet", bench.Nanoseconds, bench.Less)
-	pathCost   = bench.Quantity("path_cost", "forwarding one packet, without the links", bench.Nanoseconds, bench.Less)
 )
 
 const (
@@ -48,13 +47,13 @@ func (m *measurement) floods(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, undo()) }()
 	return m.turns(ctx, true, func(ctx context.Context) (values, error) {
 		return m.floodTurn(ctx, time.Duration(m.options.Seconds)*time.Second)
-	}, datagrams, packetCost, pathCost)
+	}, datagrams, packetCost)
 }
 
 // floodTurn counts the datagrams of a flood where they are dropped, and measures the cost
 // of one: the median of the differences of neighbouring batches.
 func (n *network) floodTurn(ctx context.Context, d time.Duration) (values, error) {
-	if n.linked || n.sockets { // the node does not have the references; sockets of UDP are left alone
+	if n.linked || n.sockets { // the node does not see the reference; sockets of UDP are left alone
 		return nil, nil
 	}
 	before, err1 := arrived(&n.server.Machine)
@@ -68,28 +67,25 @@ func (n *network) floodTurn(ctx context.Context, d time.Duration) (values, error
 		return nil, fmt.Errorf("flood: of %.0f datagrams %.0f were lost on the way", sent, lost)
 	}
 	v := values{datagrams.Name: got / sent * batchSize * 1e9 / stats.Mean(times[0])}
-	times, err := n.flood(ctx, d/2, references...)
+	times, err := n.flood(ctx, d/2, reference)
 	if err != nil {
 		return nil, err
 	}
-	for i, r := range references {
-		differences := times[i+1]
-		for k := range differences {
-			differences[k] = (times[0][k] - differences[k]) / batchSize
-		}
-		v[r.Name] = bench.Median(differences)
-		v[diverted] += float64(batchSize * len(differences))
+	differences := times[1]
+	for k := range differences {
+		differences[k] = (times[0][k] - differences[k]) / batchSize
 	}
+	v[packetCost.Name], v[diverted] = bench.Median(differences), float64(batchSize*len(differences))
 	return v, nil
 }
 
-// flood sends batches of datagrams to the Service and to references, in turns, for a time,
+// flood sends batches of datagrams to the Service and to other ports of its address, in turns, for a time,
 // from one processor. It returns how long each batch took in nanoseconds, those to the
 // Service first.
-func (n *network) flood(ctx context.Context, d time.Duration, references ...reference) ([][]float64, error) {
+func (n *network) flood(ctx context.Context, d time.Duration, others ...uint16) ([][]float64, error) {
 	var batches []*batch
-	for _, r := range append([]reference{{port: floodPort.port}}, references...) {
-		b, err := n.newBatch(r.port)
+	for _, port := range append([]uint16{floodPort.port}, others...) {
+		b, err := n.newBatch(port)
 		if err != nil {
 			return nil, err
 		}
@@ -115,25 +111,17 @@ func (n *network) flood(ctx context.Context, d time.Duration, references ...refe
 	return times, err
 }
 
-// reference is a port of the Service's address that the Service does not have, with a fate of
-// datagrams to it as they arrive on the node. The cost is that of a datagram to the Service beyond
-// that of a datagram to the reference.
-type reference struct {
-	bench.Series
-	port uint16
-}
+// reference is a port of the Service's address that the Service does not have. Forwarding costs what a datagram to the Service
+// takes beyond one to it.
+var reference = floodPort.port + 1
 
-var references = []reference{{packetCost, floodPort.port + 1}, {pathCost, floodPort.port + 2}}
-
-// divert has datagrams to the Service dropped as they arrive in the server's pod, those to the first
-// reference as they arrive on the node, and those to the second one redirected to the server's link
-// there. A program of tcx does that, as the fast path leaves out interfaces with chains or
+// divert has datagrams to the Service dropped as they arrive in the server's pod, and those to the
+// reference as they arrive on the node. A program of tcx does that, as the fast path leaves out interfaces with chains or
 // filters of tc. It comes before the fast path's.
 func (n *network) divert(ctx context.Context) (undo func() error, err error) {
 	node, pod := &n.node.Machine, &n.server.Machine
-	in, err1 := node.Netlink().LinkByName(n.client.NodeLink())
-	out, err2 := node.Netlink().LinkByName(n.server.NodeLink())
-	if err := errors.Join(err1, err2); err != nil {
+	in, err := node.Netlink().LinkByName(n.client.NodeLink())
+	if err != nil {
 		return nil, err
 	}
 	const (
@@ -145,13 +133,8 @@ func (n *network) divert(ctx context.Context) (undo func() error, err error) {
 		asm.LoadAbs(protocol, asm.Byte),
 		asm.JNE.Imm(asm.R0, unix.IPPROTO_UDP, "next"),
 		asm.LoadAbs(port, asm.Half),
-		asm.JEq.Imm(asm.R0, int32(floodPort.port+1), "drop"),
-		asm.JNE.Imm(asm.R0, int32(floodPort.port+2), "next"),
-		asm.Mov.Imm(asm.R1, int32(out.Attrs().Index)),
-		asm.Mov.Imm(asm.R2, 0),
-		asm.FnRedirect.Call(),
-		asm.Return(),
-		asm.Mov.Imm(asm.R0, drop).WithSymbol("drop"),
+		asm.JNE.Imm(asm.R0, int32(reference), "next"),
+		asm.Mov.Imm(asm.R0, drop),
 		asm.Return(),
 		asm.Mov.Imm(asm.R0, next).WithSymbol("next"),
 		asm.Return(),
@@ -168,8 +151,8 @@ func (n *network) divert(ctx context.Context) (undo func() error, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("flood: this needs tcx (Linux 6.6): %w", err)
 	}
-	const drops = "table netdev bench {\nchain ingress {\ntype filter hook ingress device %q priority -500\nudp dport %d-%d udp length %d drop\n}\n}"
-	if _, err := pod.Run(ctx, "nft", fmt.Sprintf(drops, podLink, floodPort.port, floodPort.port+2, datagramSize+8)); err != nil {
+	const drops = "table netdev bench {\nchain ingress {\ntype filter hook ingress device %q priority -500\nudp dport %d udp length %d drop\n}\n}"
+	if _, err := pod.Run(ctx, "nft", fmt.Sprintf(drops, podLink, floodPort.port, datagramSize+8)); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
 	return func() error {
@@ -229,18 +212,30 @@ func (b *batch) send() (time.Duration, error) {
 	return took, nil
 }
 
-// onOneProcessor runs f on a thread that stays on the last processor that this process
-// may use. Interrupts mostly go to the first.
+// processors returns the first and the last processor that this process may use. Interrupts mostly go to the first.
+func processors() (first, last int, err error) {
+	var all unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &all); err != nil {
+		return 0, 0, fmt.Errorf("processors of this process: %w", err)
+	}
+	last = 64*len(all) - 1
+	for first < last && !all.IsSet(first) {
+		first++
+	}
+	for last > first && !all.IsSet(last) {
+		last--
+	}
+	return first, last, nil
+}
+
+// onOneProcessor runs f on a thread that stays on the last processor.
 func onOneProcessor(f func() error) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	var all, one unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &all); err != nil {
-		return fmt.Errorf("processors of this process: %w", err)
-	}
-	last := 64*len(all) - 1
-	for last > 0 && !all.IsSet(last) {
-		last--
+	_, last, err := processors()
+	if err = errors.Join(err, unix.SchedGetaffinity(0, &all)); err != nil {
+		return err
 	}
 	one.Set(last)
 	if err := unix.SchedSetaffinity(0, &one); err != nil {

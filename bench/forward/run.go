@@ -15,8 +15,7 @@
 // done on the sender's processor, so the time for a packet is its processor time. Batches of
 // datagrams that cross the node and are dropped as they arrive in the server's pod alternate
 // with batches that are dropped as they arrive on the node: the difference is the cost of
-// forwarding a packet, the second link included. The difference to batches that are redirected
-// to the second link as they arrive on the node is the cost of the path alone.
+// forwarding a packet, the second link included.
 package forward
 
 import (
@@ -88,7 +87,7 @@ var measures = []struct {
 	measure func(*measurement, context.Context) error
 }{
 	{"aggregated", "iperf3", func(m *measurement, ctx context.Context) error {
-		return m.streams(ctx, streamAggregated, streamAggregatedBest, cpuAggregated)
+		return m.streams(ctx, streamAggregated, cpuAggregated)
 	}},
 	{"udp", "nft", (*measurement).floods},
 	{"crr", "", (*measurement).shortConnections},
@@ -96,7 +95,7 @@ var measures = []struct {
 		if err := m.disableAggregation(); err != nil {
 			return err
 		}
-		return m.streams(ctx, streamPackets, streamPacketsBest, cpuPackets)
+		return m.streams(ctx, streamPackets, cpuPackets)
 	}},
 }
 

@@ -17,17 +17,14 @@ import (
 )
 
 var (
-	streamAggregated     = bench.Quantity("stream_aggregated", "TCP stream, segments aggregated", bench.BitsPerSecond, bench.More)
-	streamAggregatedBest = bench.Quantity("stream_aggregated_best", "TCP stream, segments aggregated, best tenth of a second", bench.BitsPerSecond, bench.More)
-	streamPackets        = bench.Quantity("stream_packets", "TCP stream, GSO, TSO and GRO off", bench.BitsPerSecond, bench.More)
-	streamPacketsBest    = bench.Quantity("stream_packets_best", "TCP stream, GSO, TSO and GRO off, best tenth of a second", bench.BitsPerSecond, bench.More)
-	cpuAggregated        = bench.Quantity("cpu_aggregated", "  processor time of the machine for 1 Gbit", bench.Nanoseconds, bench.Less)
-	cpuPackets           = bench.Quantity("cpu_packets", "  processor time of the machine for 1 Gbit", bench.Nanoseconds, bench.Less)
+	streamAggregated = bench.Quantity("stream_aggregated", "TCP stream, segments aggregated", bench.BitsPerSecond, bench.More)
+	streamPackets    = bench.Quantity("stream_packets", "TCP stream, GSO, TSO and GRO off", bench.BitsPerSecond, bench.More)
+	cpuAggregated    = bench.Quantity("cpu_aggregated", "  processor time of the machine for 1 Gbit", bench.Nanoseconds, bench.Less)
+	cpuPackets       = bench.Quantity("cpu_packets", "  processor time of the machine for 1 Gbit", bench.Nanoseconds, bench.Less)
 )
 
-// streams measures the rates of TCP streams over a whole turn, and over its best tenth of
-// a second, which other processes disturb least, and their processor time.
-func (m *measurement) streams(ctx context.Context, whole, best, cpu bench.Series) (err error) {
+// streams measures the rates of TCP streams and their processor time. Sender and receiver are on processors of their own.
+func (m *measurement) streams(ctx context.Context, rate, cpu bench.Series) (err error) {
 	server, err := m.streamServer(ctx)
 	if err != nil {
 		return err
@@ -35,12 +32,12 @@ func (m *measurement) streams(ctx context.Context, whole, best, cpu bench.Series
 	defer func() { err = errors.Join(err, server.Kill()) }()
 	return m.turns(ctx, true, func(ctx context.Context) (values, error) {
 		before, err1 := bench.ProcessorSeconds()
-		s, err2 := m.stream(ctx, m.options.Seconds, m.options.Streams)
+		received, err2 := m.stream(ctx, m.options.Seconds, m.options.Streams)
 		after, err3 := bench.ProcessorSeconds()
-		gigabits := s.rate * float64(m.options.Seconds) / 1e9
+		gigabits := received * float64(m.options.Seconds) / 1e9
 		used := 1e9 * (after.Busy - before.Busy)
-		return values{whole.Name: s.rate, best.Name: s.best, cpu.Name: used / gigabits}, errors.Join(err1, err2, err3)
-	}, whole, best, cpu)
+		return values{rate.Name: received, cpu.Name: used / gigabits}, errors.Join(err1, err2, err3)
+	}, rate, cpu)
 }
 
 // patience bounds short waits, also on a busy machine.
@@ -52,59 +49,50 @@ func (n *network) streamServer(ctx context.Context) (*lab.Process, error) {
 	return n.server.Start(exec.CommandContext(ctx, "iperf3", "--server", "--bind", at.Addr().String(), "--port", strconv.Itoa(int(at.Port()))))
 }
 
-// streamed is how fast a stream was, in bit/s.
-type streamed struct {
-	rate float64 // received, over the whole time
-	best float64 // sent, in the best tenth of a second
-}
-
 // errNotReady says that the server does not take a stream yet. iperf3 does not listen for
 // a moment between two streams.
 var errNotReady = errors.New("iperf3: the server is not ready")
 
-func (n *network) stream(ctx context.Context, seconds, streams int) (streamed, error) {
+// stream returns how fast streams were received, in bit/s.
+func (n *network) stream(ctx context.Context, seconds, streams int) (rate float64, err error) {
+	first, last, err := processors()
+	if err != nil {
+		return 0, err
+	}
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(seconds)*time.Second+2*patience)
 	defer cancel()
 	to := n.frontend(streamPort)
 	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
-		s, err := parseStream(n.client.Run(ctx, "iperf3", "--json", "--client", to.Addr().String(), "--port", strconv.Itoa(int(to.Port())),
-			"--time", strconv.Itoa(seconds), "--interval", "0.1", "--parallel", strconv.Itoa(max(streams, 1))))
+		rate, err = parseStream(n.client.Run(ctx, "iperf3", "--json", "--client", to.Addr().String(), "--port", strconv.Itoa(int(to.Port())),
+			"--time", strconv.Itoa(seconds), "--affinity", fmt.Sprintf("%d,%d", last, first), "--parallel", strconv.Itoa(max(streams, 1))))
 		if !errors.Is(err, errNotReady) || time.Now().After(deadline) {
-			return s, err
+			return rate, err
 		}
 	}
 }
 
 // parseStream reads a report of iperf3. Its errors are in the report too.
-func parseStream(report []byte, exit error) (s streamed, err error) {
-	type rate struct {
-		BitsPerSecond float64 `json:"bits_per_second"`
-	}
+func parseStream(report []byte, exit error) (rate float64, err error) {
 	var r struct {
-		Error     string `json:"error"`
-		Intervals []struct {
-			Sum rate `json:"sum"`
-		} `json:"intervals"`
-		End struct {
-			Received rate `json:"sum_received"`
+		Error string `json:"error"`
+		End   struct {
+			Received struct {
+				BitsPerSecond float64 `json:"bits_per_second"`
+			} `json:"sum_received"`
 		} `json:"end"`
 	}
 	err = json.Unmarshal(report, &r)
 	switch {
 	case err == nil && (strings.HasPrefix(r.Error, "unable to connect to server") || strings.Contains(r.Error, "server is busy")):
-		return s, fmt.Errorf("%w: %s", errNotReady, r.Error)
+		return 0, fmt.Errorf("%w: %s", errNotReady, r.Error)
 	case err == nil && r.Error != "":
-		return s, fmt.Errorf("iperf3: %s", r.Error)
+		return 0, fmt.Errorf("iperf3: %s", r.Error)
 	case exit != nil:
-		return s, exit
+		return 0, exit
 	case err != nil:
-		return s, fmt.Errorf("iperf3: report: %w", err)
-	case r.End.Received.BitsPerSecond <= 0 || len(r.Intervals) == 0:
-		return s, errors.New("iperf3: report: nothing was received")
+		return 0, fmt.Errorf("iperf3: report: %w", err)
+	case r.End.Received.BitsPerSecond <= 0:
+		return 0, errors.New("iperf3: report: nothing was received")
 	}
-	s.rate = r.End.Received.BitsPerSecond
-	for _, i := range r.Intervals {
-		s.best = max(s.best, i.Sum.BitsPerSecond)
-	}
-	return s, nil
+	return r.End.Received.BitsPerSecond, nil
 }

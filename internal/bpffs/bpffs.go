@@ -50,6 +50,13 @@ func Folder(owner string, ns int) (string, error) {
 	return filepath.Join(place(), owner, strconv.FormatUint(stat.Ino, 10)), nil
 }
 
+// RemoveFolder removes a folder of pins, and then its owner's, if no other network namespace has one there.
+func RemoveFolder(dir string) error {
+	err := os.RemoveAll(dir)
+	_ = os.Remove(filepath.Dir(dir))
+	return err
+}
+
 // Mount mounts the BPF file system unless it is mounted. It needs CAP_SYS_ADMIN.
 func Mount() error {
 	if mounted(place()) {
@@ -69,6 +76,13 @@ func Program(compiled fs.FS) (*ebpf.CollectionSpec, error) {
 		return nil, err
 	}
 	return ebpf.LoadCollectionSpecFromReader(bytes.NewReader(object))
+}
+
+// Now is the time by the clock of programs, in nanoseconds.
+func Now() uint64 {
+	var t unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &t) // Linux 2.6.32 has it
+	return uint64(t.Nano())
 }
 
 // MapsOf returns the maps of a program; none if it is gone.

@@ -54,7 +54,7 @@ func (c *Controller) skeleton(b *nfnl.Batch) {
 
 func (c *Controller) sets() []*nfnl.Set {
 	_, more := c.engine.skeleton()
-	return append(sets(c.patterns() != nil), more...)
+	return append(sets(), more...)
 }
 
 // prepare removes the rules and elements of an existing table, except for the elements that

@@ -40,7 +40,7 @@ type foreign struct {
 	conn       *nfnl.Conn
 	next       time.Time // they are not read before
 	generation uint32    // of the ruleset that was read; 0 if none
-	legacy     string    // what x_tables said then
+	elsewhere  string    // what firewall.Elsewhere said then
 	at         time.Time
 
 	// Under the Controller's lock:
@@ -49,11 +49,11 @@ type foreign struct {
 	due    bool                  // offloaded connections have yet to pass them
 }
 
-// share is the part of the time that reading rules may take, and legacyPeriod how often x_tables are read in any case, which
-// do not tell of all changes.
+// share is the part of the time that reading rules may take, and elsewherePeriod how often they are read in any case if
+// some are elsewhere than in nf_tables, as not all changes are seen there.
 const (
-	share        = 20
-	legacyPeriod = time.Minute
+	share           = 20
+	elsewherePeriod = time.Minute
 )
 
 // passed are the connections of which a packet has passed all chains, by direction.
@@ -94,8 +94,8 @@ func (c *Controller) readRules(ctx context.Context) error {
 	}
 	return dataplane.Inside(c.config.NetNS, func() error {
 		generation, err := o.conn.Generation()
-		legacy, failed := firewall.Legacy()
-		if err = errors.Join(err, failed); err == nil && generation == o.generation && legacy == o.legacy && (legacy == "" || time.Since(o.at) < legacyPeriod) {
+		elsewhere, failed := firewall.Elsewhere(o.conn)
+		if err = errors.Join(err, failed); err == nil && generation == o.generation && elsewhere == o.elsewhere && (elsewhere == "" || time.Since(o.at) < elsewherePeriod) {
 			return nil
 		}
 		o.generation, o.at = 0, time.Now()
@@ -108,7 +108,7 @@ func (c *Controller) readRules(ctx context.Context) error {
 			rules = nil // no connection is offloaded
 		}
 		if err = errors.Join(err, c.judgeBy(rules)); err == nil {
-			o.generation, o.legacy = generation, legacy
+			o.generation, o.elsewhere = generation, elsewhere
 		}
 		return err
 	})

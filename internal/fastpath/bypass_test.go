@@ -7,7 +7,11 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	nf "github.com/cilium/ebpf/link"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
@@ -207,6 +211,74 @@ func testLateLegacyRule(t *testing.T, engine Engine) {
 	w.stays(late)
 	w.fast(elsewhere)
 	w.unharmed(elsewhere, late)
+}
+
+// TestLateLegacyPolicy changes a policy of iptables-legacy while a connection is offloaded, which changes neither number nor
+// size of rules.
+func TestLateLegacyPolicy(t *testing.T) { engines(t, testLateLegacyPolicy, kerneltest.IPTablesLegacy) }
+
+func testLateLegacyPolicy(t *testing.T, engine Engine) {
+	w := newWorld(t, Config{Engine: engine, Threshold: threshold})
+	w.check2(w.node.Run(t.Context(), "iptables-legacy", "-A", "FORWARD", "-d", "10.244.1.12", "-j", "ACCEPT"))
+	w.check2(w.node.Run(t.Context(), "iptables-legacy", "-A", "FORWARD", "-s", "10.244.1.12", "-j", "ACCEPT"))
+	to, elsewhere := w.stream(lab.TCP, web, false), w.stream(lab.TCP, other, true)
+	w.fast(to, elsewhere)
+	start := time.Now()
+	w.check2(w.node.Run(t.Context(), "iptables-legacy", "-P", "FORWARD", "DROP"))
+	w.dropped(to, elsewhere)
+	t.Logf("after %v", time.Since(start))
+	w.check2(w.node.Run(t.Context(), "iptables-legacy", "-P", "FORWARD", "ACCEPT"))
+	w.fast(elsewhere)
+	w.unharmed(elsewhere)
+}
+
+// TestLateProgram attaches a BPF program to a hook while a connection is offloaded: it sees the packets of its family, unless all
+// may be bypassed, and when it is gone, the connection is offloaded again.
+func TestLateProgram(t *testing.T) { engines(t, testLateProgram, programsAtHooks) }
+
+// programsAtHooks is Linux 6.4 with CONFIG_NETFILTER_BPF_LINK.
+var programsAtHooks = kerneltest.Define("BPF programs at hooks", func() error {
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.Netfilter, AttachType: ebpf.AttachNetfilter, License: "GPL", Instructions: asm.Instructions{
+		asm.Mov.Imm(asm.R0, 1), asm.Return(),
+	}})
+	if err == nil {
+		p.Close()
+	}
+	return err
+})
+
+func testLateProgram(t *testing.T, engine Engine) {
+	for _, hook := range []nf.NetfilterInetHook{nf.NetfilterInetPreRouting, nf.NetfilterInetForward, nf.NetfilterInetPostRouting} {
+		for _, bypass := range []Bypass{BypassNone, BypassAll} {
+			t.Run(fmt.Sprint("hook ", hook, " bypass ", bypass), func(t *testing.T) {
+				w := newWorld(t, Config{Engine: engine, Threshold: threshold, Bypass: bypass})
+				s, elsewhere := w.stream(lab.TCP, web, false), w.stream(lab.TCP, web, true)
+				w.fast(s, elsewhere)
+				const accept = 1
+				program, count := w.counterOf(&ebpf.ProgramSpec{Type: ebpf.Netfilter, AttachType: ebpf.AttachNetfilter}, accept)
+				var l nf.Link
+				w.check(w.node.Do(func() (err error) {
+					l, err = nf.AttachNetfilter(nf.NetfilterOptions{Program: program, ProtocolFamily: nf.NetfilterProtoIPv4, Hook: hook, Priority: -10})
+					return err
+				}))
+				defer l.Close()
+				if bypass == BypassAll {
+					for range 200 {
+						w.goesOn(s)
+					}
+					w.fast(s)
+					return
+				}
+				w.until("answers are counted", func() bool { n := count(); w.goesOn(s); return count() >= n+2 })
+				w.stays(s)
+				w.fast(elsewhere)
+				w.check(w.Check(t.Context()))
+				w.check(l.Close())
+				w.fast(s)
+				w.unharmed(s, elsewhere)
+			})
+		}
+	}
 }
 
 // dropped waits until a stream has no answer while another has a hundred.

@@ -26,7 +26,7 @@ import (
 // runs. Its methods are safe for concurrent use.
 type Controller struct {
 	config Config
-	able   abilities
+	byName bool // see probe
 	engine fastEngine
 	settle func(netns int) error // nfnl.Settle, which takes an RCU grace period for each interface
 
@@ -41,6 +41,7 @@ type Controller struct {
 	addresses map[netip.Addr]bool                         // that serve NodePorts, also in the kernel's sets
 	guard     guard
 	foreign   foreign
+	others    others
 
 	excluded   Flush     // of connections that are newly excluded
 	excludedAt time.Time // when such last returned to the slow path

@@ -11,7 +11,6 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"github.com/slipstream-proxy/slipstream/internal/node/netif"
-	"golang.org/x/sys/unix"
 )
 
 // link is an interface.
@@ -85,7 +84,7 @@ func (c *Controller) setInterfaces(all []netif.Interface) {
 			c.log.Info("Fast path: an interface does not take part, as packets would bypass what another program has there", "interface", l.name, "has", l.barred)
 		}
 		d := nfnl.Device{Name: former[index].name}
-		if d.Name != l.name && !c.able.byName && c.devices[d] {
+		if d.Name != l.name && !c.byName && c.devices[d] {
 			delete(c.devices, d)
 			c.devices[nfnl.Device{Name: l.name}] = true
 			c.unsynced = true
@@ -94,7 +93,7 @@ func (c *Controller) setInterfaces(all []netif.Interface) {
 	// An interface of the same name may have taken the place of one that is deleted.
 	for index, l := range former {
 		d := nfnl.Device{Name: l.name}
-		if _, exists := c.links[index]; !exists && !c.able.byName && c.devices[d] {
+		if _, exists := c.links[index]; !exists && !c.byName && c.devices[d] {
 			delete(c.devices, d)
 			c.unsynced = true
 		}
@@ -120,22 +119,10 @@ func (c *Controller) choose(all []netif.Interface) map[int]link {
 
 const badExpression = "Fast path: an interface does not take part, because the expression failed"
 
-// patterns returns names and prefixes that the kernel matches itself, or nil if the kernel
-// or the expression does not allow that.
-func (c *Controller) patterns() []nfnl.Device {
-	if !c.able.prefixes {
-		return nil
-	}
-	return c.config.Interfaces.Patterns()
-}
-
 // wanted returns the devices that the flowtable should have.
 func (c *Controller) wanted() deviceSet { return c.wantedOf(c.links) }
 
 func (c *Controller) wantedOf(links map[int]link) deviceSet {
-	if p := c.patterns(); p != nil {
-		return newDeviceSet(p)
-	}
 	s := deviceSet{}
 	for _, l := range links {
 		if l.chosen {
@@ -235,17 +222,11 @@ func (c *Controller) chosen() map[int]bool {
 	return all
 }
 
-// writeMembers writes the set of interfaces. Its elements are intervals if there can be
-// prefixes.
+// writeMembers writes the set of interfaces.
 func (c *Controller) writeMembers(wanted deviceSet) {
-	set := interfaces(c.patterns() != nil)
-	c.batch.FlushSet(table, set)
+	c.batch.FlushSet(table, interfaces)
 	for d := range wanted {
-		if first, last := interfaceRange(d); set.Flags&unix.NFT_SET_INTERVAL != 0 {
-			c.batch.AddInterval(table, set, first, last)
-		} else {
-			c.batch.AddElement(table, set, first, nil, "")
-		}
+		c.batch.AddElement(table, interfaces, interfaceKey(d.Name), nil, "")
 	}
 }
 

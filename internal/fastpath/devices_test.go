@@ -43,7 +43,7 @@ func (w *world) inKernel() string {
 	all := map[string]bool{}
 	w.check(nfnl.Undisturbed(func() error {
 		clear(all)
-		return conn.Elements(table, interfaces(false).Name, func(e nfnl.Element) {
+		return conn.Elements(table, interfaces.Name, func(e nfnl.Element) {
 			all[strings.TrimRight(string(e.Key), "\x00")] = true
 		})
 	}))

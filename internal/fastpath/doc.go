@@ -114,8 +114,7 @@
 //
 // Up to Linux 6.15 a flowtable contains devices: a missing one is an error (ENOENT), a renamed
 // one remains. From 6.16 on it contains names, which need not exist (nft_netdev_hook_alloc),
-// and from 6.17 on also prefixes of names (NFTA_DEVICE_PREFIX), which may not overlap. The
-// Controller probes both, and passes prefixes if the interface expression uses only names.
+// and from 6.17 on also prefixes of names (NFTA_DEVICE_PREFIX). The Controller probes the first, and uses no prefixes.
 //
 // Hardware. With the flag for hardware offload, the drivers of all devices must support it
 // (TC_SETUP_FT), else EOPNOTSUPP (nf_flow_table_offload_setup): veth, bridges and dummies do

@@ -475,23 +475,28 @@ func TestEBPFFull(t *testing.T) {
 
 // counter is a program that counts packets and passes them on.
 func (w *world) counter() (program *ebpf.Program, count func() uint64) {
+	const tcxNext = -1
+	return w.counterOf(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, AttachType: ebpf.AttachTCXIngress}, tcxNext)
+}
+
+// counterOf completes a program that counts packets, and has a verdict for them.
+func (w *world) counterOf(spec *ebpf.ProgramSpec, verdict int32) (program *ebpf.Program, count func() uint64) {
 	w.t.Helper()
 	counter, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})
 	w.check(err)
 	w.t.Cleanup(func() { counter.Close() })
-	program, err = ebpf.NewProgram(&ebpf.ProgramSpec{
-		Type: ebpf.SchedCLS, AttachType: ebpf.AttachTCXIngress, License: "GPL",
-		Instructions: asm.Instructions{
-			asm.StoreImm(asm.RFP, -4, 0, asm.Word),
-			asm.LoadMapPtr(asm.R1, counter.FD()),
-			asm.Mov.Reg(asm.R2, asm.RFP), asm.Add.Imm(asm.R2, -4),
-			asm.FnMapLookupElem.Call(),
-			asm.JEq.Imm(asm.R0, 0, "out"),
-			asm.Mov.Imm(asm.R1, 1),
-			asm.StoreXAdd(asm.R0, asm.R1, asm.DWord),
-			asm.Mov.Imm(asm.R0, -1).WithSymbol("out"), asm.Return(),
-		},
-	})
+	spec.License = "GPL"
+	spec.Instructions = asm.Instructions{
+		asm.StoreImm(asm.RFP, -4, 0, asm.Word),
+		asm.LoadMapPtr(asm.R1, counter.FD()),
+		asm.Mov.Reg(asm.R2, asm.RFP), asm.Add.Imm(asm.R2, -4),
+		asm.FnMapLookupElem.Call(),
+		asm.JEq.Imm(asm.R0, 0, "out"),
+		asm.Mov.Imm(asm.R1, 1),
+		asm.StoreXAdd(asm.R0, asm.R1, asm.DWord),
+		asm.Mov.Imm(asm.R0, verdict).WithSymbol("out"), asm.Return(),
+	}
+	program, err = ebpf.NewProgram(spec)
 	w.check(err)
 	w.t.Cleanup(func() { program.Close() })
 	return program, func() (n uint64) {

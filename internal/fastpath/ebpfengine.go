@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/ebpf"
@@ -14,22 +13,11 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/node/netif"
 )
 
-// others is what other programs have at interfaces that the engine EBPF has to leave to them. Its
-// program comes before most filters of tc, and before chains of nf_tables at the ingress. Packets to
-// pods do not pass those at the egress.
-type others struct {
-	generation uint32           // of the ruleset that has the chains; 0 if unknown
-	chains     []nfnl.BaseChain // with devices
-	filters    map[int]string   // by interface
-}
-
-const noSurvey = "Fast path: filters and chains at interfaces could not be read, will try again"
-
-// ebpfEngine is the engine [EBPF]. The table asks its program to offload connections.
+// ebpfEngine is the engine [EBPF]. The table asks its program to offload connections. The program comes before most filters
+// of tc, and before chains of nf_tables at the ingress. Packets to pods do not pass those at the egress.
 type ebpfEngine struct {
 	*Controller
 	program *ebpf.Engine
-	others  others
 }
 
 func (c *ebpfEngine) skeleton() ([]nfnl.Chain, []*nfnl.Set) {
@@ -104,40 +92,17 @@ func (c *ebpfEngine) check() error {
 
 // outdated reports whether they may have changed since survey.
 func (c *ebpfEngine) outdated() bool {
-	generation, err := c.conn.Generation()
-	return c.program.Outdated() || err != nil || generation != c.others.generation
+	return c.program.Outdated() || c.chainsOutdated()
 }
 
 // survey reads them. After an error they are outdated.
 func (c *ebpfEngine) survey() error {
 	c.others.generation = 0
 	c.program.Outdated() // changes from now on count
-	generation, err := c.conn.Generation()
-	if err != nil {
-		return err
-	}
-	var chains []nfnl.BaseChain
-	for _, f := range []nfnl.Family{nfnl.NetDev, nfnl.INET} {
-		all, err := c.conn.BaseChains(f)
-		if err != nil {
-			return fmt.Errorf("list chains of family %s: %w", f, err)
-		}
-		chains = append(chains, slices.DeleteFunc(all, func(c nfnl.BaseChain) bool { return len(c.Devices) == 0 })...)
-	}
 	filters, err := c.program.Filters()
 	if err != nil {
 		return err
 	}
-	c.others = others{generation, chains, filters}
-	return nil
-}
-
-// at describes one of them at an interface; "" if there is none.
-func (o *others) at(i *netif.Interface) string {
-	for _, chain := range o.chains {
-		if slices.ContainsFunc(chain.Devices, func(d nfnl.Device) bool { return d.Is(i.Name) }) {
-			return fmt.Sprintf("chain %s of table %s %s", chain.Name, chain.Table.Family, chain.Table.Name)
-		}
-	}
-	return o.filters[i.Index]
+	c.others.filters = filters
+	return c.readChains(func(*nfnl.BaseChain) bool { return false })
 }

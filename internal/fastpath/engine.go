@@ -78,7 +78,7 @@ func (c *Controller) chooseEngine() (err error) {
 	if c.config.Engine == EBPF {
 		return nil
 	}
-	c.able, err = probe(c.conn)
+	c.byName, err = probe(c.conn)
 	if c.config.Engine == AutoEngine && feature.Lacks(err) {
 		c.config.Engine = EBPF
 		return nil

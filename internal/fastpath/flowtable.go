@@ -41,18 +41,25 @@ func (c *flowtableEngine) offload(rule writeRule) {
 	rule(chainOffload, "always; a copy that nft has loaded never matches", nfnl.UnlessLoaded(), offload())
 }
 
-func (c *flowtableEngine) begin()                                { c.hardware = c.hardware || c.wantsHardware() }
-func (c *flowtableEngine) programmed() error                     { return ebpf.Remove(c.config.NetNS) }
-func (c *flowtableEngine) takes(*netif.Interface) (bool, string) { return true, "" }
-func (c *flowtableEngine) survey() error                         { return nil }
-func (c *flowtableEngine) outdated() bool                        { return false }
-func (c *flowtableEngine) leave() error                          { return nil }
-func (c *flowtableEngine) keepsMTU() bool                        { return true } // those of IPv6
-func (c *flowtableEngine) flushed(*Flush) error                  { return nil }
-func (c *flowtableEngine) check() error                          { return nil }
-func (c *flowtableEngine) run(context.Context)                   {}
-func (c *flowtableEngine) cleanup() error                        { return ebpf.Remove(c.config.NetNS) }
-func (c *flowtableEngine) close() error                          { return nil }
+func (c *flowtableEngine) begin()               { c.hardware = c.hardware || c.wantsHardware() }
+func (c *flowtableEngine) programmed() error    { return ebpf.Remove(c.config.NetNS) }
+func (c *flowtableEngine) survey() error        { return c.readChains(seesAll) }
+func (c *flowtableEngine) outdated() bool       { return c.chainsOutdated() }
+func (c *flowtableEngine) leave() error         { return nil }
+func (c *flowtableEngine) keepsMTU() bool       { return true } // those of IPv6
+func (c *flowtableEngine) flushed(*Flush) error { return nil }
+func (c *flowtableEngine) check() error         { return nil }
+func (c *flowtableEngine) run(context.Context)  {}
+func (c *flowtableEngine) cleanup() error       { return ebpf.Remove(c.config.NetNS) }
+func (c *flowtableEngine) close() error         { return nil }
+
+func (c *flowtableEngine) takes(i *netif.Interface) (bool, string) { return true, c.others.at(i) }
+
+// seesAll reports whether all packets pass a chain with their conntrack entry: it is at the ingress, before the flowtable.
+func seesAll(chain *nfnl.BaseChain) bool {
+	const atIngress = 0 // NF_NETDEV_INGRESS
+	return (chain.Table.Family == nfnl.INET || chain.Hook == atIngress) && chain.Priority < flowtablePriority
+}
 
 // recovers goes on without hardware if the driver of a new interface does not take flows.
 func (c *flowtableEngine) recovers(err error) bool {
@@ -125,7 +132,7 @@ func (c *flowtableEngine) setDevices(b *nfnl.Batch, wanted deviceSet) (refused, 
 		d := nfnl.Device{Name: l.name}
 		exists[d], up[d] = true, l.up
 	}
-	if !c.able.byName {
+	if !c.byName {
 		// The kernel has already removed interfaces that do not exist any more.
 		del = slices.DeleteFunc(del, func(d nfnl.Device) bool { return !exists[d] })
 	}
@@ -202,21 +209,15 @@ func replaceFlowtable(b *nfnl.Batch, rules []nfnl.RuleInfo, f *nfnl.Flowtable) {
 	}
 }
 
-// abilities are optional features of the kernel.
-type abilities struct {
-	byName   bool // keeps a flowtable's devices by name, whether they exist or not (Linux 6.16)
-	prefixes bool // accepts prefixes of names (Linux 6.17, and later versions of 6.16)
-}
-
 var probeTable = nfnl.Table{Family: nfnl.INET, Name: "slipstream-probe"}
 
 // noDevice is a name that no interface has.
 const noDevice = "slipstream-none"
 
-// probe determines the kernel's abilities without committing anything. The error wraps a
-// [feature.Missing] if the kernel has no flowtables for nf_tables of family inet, or lacks an expression of
-// the rules. Distributions have all of them as modules.
-func probe(conn *nfnl.Conn) (able abilities, err error) {
+// probe determines, without committing anything, whether the kernel keeps a flowtable's devices by name, whether they exist or
+// not (Linux 6.16). The error wraps a [feature.Missing] if the kernel has no flowtables for nf_tables of family inet, or lacks
+// an expression of the rules. Distributions have all of them as modules.
+func probe(conn *nfnl.Conn) (byName bool, err error) {
 	var b nfnl.Batch
 	b.AddTable(probeTable, "")
 	b.AddFlowtable(probeTable, &nfnl.Flowtable{Name: flowtableName, Flags: nfnl.FlowtableCounter})
@@ -229,14 +230,11 @@ func probe(conn *nfnl.Conn) (able abilities, err error) {
 	switch {
 	case errors.As(err, &refused) && refused.Lacks():
 		const needs = "needs CONFIG_NF_FLOW_TABLE_INET, CONFIG_NFT_FLOW_OFFLOAD, CONFIG_NFT_FIB_INET, before Linux 6.2 CONFIG_NFT_OBJREF"
-		return able, feature.Missing{Feature: "flowtables", Remedy: needs, Err: err}
+		return false, feature.Missing{Feature: "flowtables", Remedy: needs, Err: err}
 	case err != nil:
-		return able, err
+		return false, err
 	}
-	accepts := func(d nfnl.Device) bool { return canHave(conn, 0, d) == nil }
-	able.byName = accepts(nfnl.Device{Name: noDevice})
-	able.prefixes = able.byName && accepts(nfnl.Device{Name: noDevice, Prefix: true})
-	return able, nil
+	return canHave(conn, 0, nfnl.Device{Name: noDevice}) == nil, nil
 }
 
 // canHave returns an error unless a flowtable can have the flags, beside counting, and the

@@ -107,8 +107,7 @@ func (c *Controller) checkTable() error {
 		return err
 	}
 	for d := range c.devices {
-		first, _ := interfaceRange(d)
-		return c.has(interfaces(false), first, "interface %s", d.Name) // one is enough to detect an empty set
+		return c.has(interfaces, interfaceKey(d.Name), "interface %s", d.Name) // one is enough to detect an empty set
 	}
 	return nil
 }

@@ -7,10 +7,7 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/google/nftables/expr"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/iface"
-	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
-	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 )
 
@@ -156,76 +153,4 @@ func testOtherNode(t *testing.T, engine Engine) {
 		w.noSlowPackets(s)
 		w.unharmed(s)
 	})
-}
-
-// TestPrefixSet writes the set of interfaces as on kernels with prefixes of names. Rules must
-// find the same interfaces in it.
-func TestPrefixSet(t *testing.T) {
-	w := newQuietWorld(t, Flowtable)
-	conn, err := nfnl.Dial(w.node.FD())
-	w.check(err)
-	defer conn.Close()
-	own := nfnl.Table{Family: nfnl.INET, Name: "own"}
-	set := interfaces(true)
-	var b nfnl.Batch
-	b.AddTable(own, "")
-	b.AddSet(own, set)
-	for _, d := range []nfnl.Device{{Name: "veth1"}, {Name: "e", Prefix: true}, {Name: "veth20", Prefix: true}} {
-		first, last := interfaceRange(d)
-		b.AddInterval(own, set, first, last)
-	}
-	b.AddChain(own, nfnl.Chain{Name: "forward", Hook: chains[len(chains)-1].Hook})
-	for name, key := range map[string]expr.MetaKey{"in": expr.MetaKeyIIFNAME, "out": expr.MetaKeyOIFNAME} {
-		b.AddCounter(own, name)
-		b.AddRule(own, "forward", "", meta(key), in(set), nfnl.CountIn(name))
-	}
-	w.check(conn.Commit(0, &b))
-	count := func(name string) uint64 {
-		n, _, err := conn.Counter(own, name)
-		w.check(err)
-		return n
-	}
-	// From veth1 to veth2, and back.
-	s := w.stream(lab.UDP, web, false)
-	w.goesOn(s)
-	w.check(s.Close())
-	// Each message and its echo, the first of all that is not in the stream's numbers,
-	// and one that may have been under way at the end, with an ICMP error as its echo
-	// comes too late.
-	n := uint64(s.Stats().Received) + 1
-	if in, out := count("in"), count("out"); in < n || in > n+2 || out < n || out > n+1 {
-		t.Errorf("%d packets in and %d out, of %d each way", in, out, n)
-	}
-	for name, want := range map[string]bool{"veth1": true, "veth": false, "veth10": false, "eth0": true, "e": true, "f": false, "veth2": false, "veth200": true, "veth21": false} {
-		has := w.sh("nft get element inet own interfaces '{ \""+name+"\" }' >/dev/null 2>&1 && echo yes") == "yes\n"
-		if has != want {
-			t.Errorf("%s is in it: %t", name, has)
-		}
-	}
-}
-
-// TestOverlappingPatterns checks that the kernel accepts the patterns of an expression in which
-// one pattern includes another.
-func TestOverlappingPatterns(t *testing.T) {
-	kerneltest.Require(t, kerneltest.NFTables)
-	ns, err := lab.NewNamespace()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ns.Close()
-	c := Controller{able: abilities{byName: true, prefixes: true}}
-	c.config.Interfaces, err = iface.Compile(`interface.name == "eth0" || interface.name.startsWith("eth") || interface.name.startsWith("eth1") || interface.name == "veth1"`)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.batch.AddTable(table, "")
-	c.batch.AddSet(table, interfaces(true))
-	c.writeMembers(c.wanted())
-	if c.conn, err = nfnl.Dial(ns.FD()); err != nil {
-		t.Fatal(err)
-	}
-	defer c.conn.Close()
-	if err := c.conn.Commit(0, &c.batch); err != nil {
-		t.Error(err)
-	}
 }

@@ -154,6 +154,32 @@ func TestEBPFBarred(t *testing.T) {
 	}
 }
 
+// TestFlowtableBarred has the same for the flowtable, for chains behind it, and chains before it are no reason.
+func TestFlowtableBarred(t *testing.T) {
+	kerneltest.Require(t, kerneltest.NFTBinary, kerneltest.Flowtable)
+	for _, a := range atInterfaces[5:] {
+		if a.name == "chain at the ingress" {
+			testBeforeFlowtable(t, &a)
+			a.add = strings.Replace(a.add, "-500", "0", 1)
+		}
+		testBarred(t, Config{Engine: Flowtable, Threshold: threshold}, &a)
+	}
+}
+
+func testBeforeFlowtable(t *testing.T, a *atInterface) {
+	t.Run("chain before it", func(t *testing.T) {
+		w := newWorld(t, Config{Engine: Flowtable, Threshold: threshold})
+		count := w.put(a)
+		s := w.stream(lab.UDP, web, false)
+		w.fast(s)
+		w.sees(s, count)
+		if stats, err := w.Stats(); err != nil || len(stats.LeftOut) > 0 {
+			t.Errorf("%+v, %v, want no interface left out", stats, err)
+		}
+		w.fast(s)
+	})
+}
+
 // TestEBPFBarredWithoutTCX has what comes after our filter of tc.
 func TestEBPFBarredWithoutTCX(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTBinary)
@@ -168,7 +194,7 @@ func TestEBPFBarredWithoutTCX(t *testing.T) {
 func testBarred(t *testing.T, c Config, a *atInterface) {
 	for _, late := range []bool{false, true} {
 		t.Run(fmt.Sprintf("%s/late=%t", a.name, late), func(t *testing.T) {
-			w := newQuietWorld(t, EBPF)
+			w := newQuietWorld(t, c.Engine)
 			w.endpoints(other, w.web[1])
 			change := w.state.Change()
 			w.check2(w.proxy.Apply(t.Context(), &change.Change))

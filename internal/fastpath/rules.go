@@ -26,9 +26,8 @@ func (ctl *Controller) rules(b *nfnl.Batch) {
 	ctl.selected(rule, chainForward, chainOffload)
 	c.Exclude.byAddress(rule)
 	rule(chainOffload, "IPVS translates without conntrack", directionIs(int(nfnl.Reply)), withoutDNAT(), ret())
-	set := interfaces(false)
-	rule(chainOffload, "", meta(expr.MetaKeyIIFNAME), notIn(set), ret())
-	rule(chainOffload, "", meta(expr.MetaKeyOIFNAME), notIn(set), ret())
+	rule(chainOffload, "", meta(expr.MetaKeyIIFNAME), notIn(interfaces), ret())
+	rule(chainOffload, "", meta(expr.MetaKeyOIFNAME), notIn(interfaces), ret())
 	rule(chainOffload, "", meta(expr.MetaKeyNFPROTO), in(heldFamilies), ret())
 	for i := range families {
 		f := &families[i]

@@ -94,15 +94,8 @@ func newFamily(f nfnl.Family, name string) family {
 	return all
 }
 
-// interfaces is the set of the interfaces that take part. With prefixes it is an interval
-// set.
-func interfaces(prefixes bool) *nfnl.Set {
-	s := &nfnl.Set{Name: "interfaces", KeyType: typeInterfaceName, KeyLen: interfaceNameLen, HostOrder: true}
-	if prefixes {
-		s.Flags = unix.NFT_SET_INTERVAL
-	}
-	return s
-}
+// interfaces is the set of the interfaces that take part.
+var interfaces = &nfnl.Set{Name: "interfaces", KeyType: typeInterfaceName, KeyLen: interfaceNameLen, HostOrder: true}
 
 // typeProtocolFamily is nft's number for address families, of one byte.
 const typeProtocolFamily nfnl.DataType = 2
@@ -111,8 +104,8 @@ const typeProtocolFamily nfnl.DataType = 2
 var heldFamilies = &nfnl.Set{Name: "held-families", KeyType: typeProtocolFamily, KeyLen: 1, Flags: unix.NFT_SET_TIMEOUT}
 
 // sets returns all sets of the table.
-func sets(prefixes bool) []*nfnl.Set {
-	all := []*nfnl.Set{interfaces(prefixes), heldFamilies, remembered, passed[nfnl.Original], passed[nfnl.Reply]}
+func sets() []*nfnl.Set {
+	all := []*nfnl.Set{interfaces, heldFamilies, remembered, passed[nfnl.Original], passed[nfnl.Reply]}
 	for i := range families {
 		f := &families[i]
 		all = append(all, f.frontends, f.nodePorts, f.nodeAddresses, f.heldFrontends, f.heldAddresses, f.excluded, f.pods)
@@ -144,17 +137,6 @@ func interfaceKey(name string) []byte {
 	var key [interfaceNameLen]byte
 	copy(key[:interfaceNameLen-1], name)
 	return key[:]
-}
-
-// interfaceRange returns the first and the last name with a prefix, or the name twice.
-func interfaceRange(d nfnl.Device) (first, last []byte) {
-	first, last = interfaceKey(d.Name), interfaceKey(d.Name)
-	if d.Prefix {
-		for i := len(d.Name); i < len(last); i++ {
-			last[i] = 0xff
-		}
-	}
-	return first, last
 }
 
 // offloadable reports whether the kernel offloads connections of a protocol.

@@ -65,9 +65,19 @@ func chains(ctx context.Context, conn *nfnl.Conn, ipv6 bool, wanted func(*nfnl.B
 	return all, err
 }
 
-// Legacy describes the tables of x_tables in the calling thread's network namespace, "" if there are none. It differs after most
-// changes of one.
-func Legacy() (all string, err error) {
+// small is the size of a table of x_tables, in bytes, up to which reading it each second costs nothing worth mentioning.
+const small = 1 << 16
+
+// Elsewhere describes what the generation of nf_tables does not tell of, in the network namespace of conn, which has to be the
+// calling thread's: BPF programs, and tables of x_tables; of large ones it does not tell all changes. It is "" if there are none.
+func Elsewhere(conn *nfnl.Conn) (all string, err error) {
+	programs, err := programs(conn)
+	if err != nil {
+		return "", err
+	}
+	for _, p := range programs {
+		all += fmt.Sprintln(p)
+	}
 	for _, f := range []*xtables.Family{xtables.IPv4, xtables.IPv6} {
 		names, err := f.Tables()
 		if err != nil {
@@ -89,7 +99,15 @@ func Legacy() (all string, err error) {
 			if err != nil {
 				return all, err
 			}
-			all += fmt.Sprintln(f, name, info)
+			hash := uint64(0)
+			if info.Size <= small {
+				t, err := conn.Read(name)
+				if err != nil {
+					return all, err
+				}
+				hash = t.Hash()
+			}
+			all += fmt.Sprintln(f, name, info, hash)
 		}
 	}
 	return all, nil

@@ -109,6 +109,14 @@ func Examine(ctx context.Context, conn *nfnl.Conn) (*Established, error) {
 			}
 		}
 	}
+	programs, failed := programs(conn)
+	for _, p := range programs {
+		e.Skips = append(e.Skips, Skip{p.String(), "may do anything", true})
+		for _, protocol := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
+			e.Ways = append(e.Ways, Way{IPv6: p.family == nfnl.IPv6, Protocol: protocol, Steps: []Step{{Keep: true}}})
+		}
+	}
+	err = errors.Join(err, failed)
 	e.Hash = sum.Sum64()
 	return e, err
 }

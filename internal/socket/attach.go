@@ -47,7 +47,7 @@ func (b *Balancer) Reconcile(ctx context.Context, full *desired.Change) (stats d
 	if err != nil {
 		return stats, err
 	}
-	if err = u.write(&objects.programMaps); err == nil {
+	if err = u.write(&objects); err == nil {
 		clear(b.selected)
 		b.selectPods(ctx, full.Sets[desired.DirectIPs])
 		err = errors.Join(b.allow(objects.Namespaces), b.extend(objects.Lease))
@@ -75,7 +75,7 @@ func (b *Balancer) Apply(ctx context.Context, change *desired.Change) (dataplane
 	if d := change.Sets[desired.DirectIPs]; len(d.Added)+len(d.Removed) > 0 {
 		b.selectPods(ctx, d)
 	}
-	return dataplane.Stats{Elements: u.size()}, u.write(&b.objects.programMaps)
+	return dataplane.Stats{Elements: u.size()}, u.write(&b.objects)
 }
 
 // attach attaches the programs, or replaces those that are attached.

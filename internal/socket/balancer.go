@@ -147,11 +147,7 @@ func (b *Balancer) renew() error {
 }
 
 func (b *Balancer) extend(lease *ebpf.Map) error {
-	var now unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &now); err != nil {
-		return err
-	}
-	return lease.Put(uint32(0), uint64(now.Nano()+b.options.lease.Nanoseconds()))
+	return lease.Put(uint32(0), bpffs.Now()+uint64(b.options.lease))
 }
 
 // Stats are what a Balancer has done and knows.

@@ -181,7 +181,7 @@ func addressOf(a netip.AddrPort) (b programAddress) {
 }
 
 // write writes updates.
-func (u *updates) write(to *programMaps) error {
+func (u *updates) write(to *programObjects) error {
 	return errors.Join(
 		write(to.Endpoints, u.slots), write(to.Pools, u.pools), write(to.NodeAddresses, u.addresses),
 		write(to.Frontends, u.frontends), write(to.Endpoints, u.emptied), write(to.Pools, u.deleted),

@@ -40,11 +40,6 @@ type programSlot struct {
 
 // programObjects are the programs, maps and variables in the kernel.
 type programObjects struct {
-	programPrograms
-	programMaps
-}
-
-type programMaps struct {
 	Connections   *ebpf.Map `ebpf:"connections"`
 	Endpoints     *ebpf.Map `ebpf:"endpoints"`
 	Frontends     *ebpf.Map `ebpf:"frontends"`
@@ -53,9 +48,7 @@ type programMaps struct {
 	NodeAddresses *ebpf.Map `ebpf:"node_addresses"`
 	Peers         *ebpf.Map `ebpf:"peers"`
 	Pools         *ebpf.Map `ebpf:"pools"`
-}
 
-type programPrograms struct {
 	Connect4     *ebpf.Program `ebpf:"connect4"`
 	Connect6     *ebpf.Program `ebpf:"connect6"`
 	Getpeername4 *ebpf.Program `ebpf:"getpeername4"`

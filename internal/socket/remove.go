@@ -5,7 +5,6 @@ package socket
 import (
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"time"
@@ -45,7 +44,7 @@ func remove(dir string) (err error) {
 			err = errors.Join(err, l.Detach(), l.Close())
 		}
 	}
-	return errors.Join(err, os.RemoveAll(dir))
+	return errors.Join(err, bpffs.RemoveFolder(dir))
 }
 
 // question is the address to which answer in connect.c replies.

@@ -18,7 +18,6 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/slipstream-proxy/slipstream/internal/bpffs"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
-	"golang.org/x/sys/unix"
 )
 
 // Verify compares what is attached, and what the maps have, with what a Balancer has for a full description; with nil there
@@ -85,9 +84,8 @@ func Verify(o Options, full *desired.Change) (frontends int, faults []string, er
 		}
 	}
 	var until uint64
-	var now unix.Timespec
-	if m := read["lease"]; m != nil && m.Lookup(uint32(0), &until) == nil && unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &now) == nil && until < uint64(now.Nano()) {
-		faults = append(faults, fmt.Sprintf("the programs of sockets do nothing: no proxy has renewed their lease for %s", (time.Duration(now.Nano())-time.Duration(until)).Round(time.Second)))
+	if m, now := read["lease"], bpffs.Now(); m != nil && m.Lookup(uint32(0), &until) == nil && until < now {
+		faults = append(faults, fmt.Sprintf("the programs of sockets do nothing: no proxy has renewed their lease for %s", time.Duration(now-until).Round(time.Second)))
 	}
 	return want.frontends, faults, nil
 }

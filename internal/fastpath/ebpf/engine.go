@@ -181,12 +181,12 @@ const Lease = time.Minute
 // the lease while there are IPsec policies.
 func (e *Engine) renew() (err error) {
 	var until uint64
-	next := now() + uint64(e.lease)
+	next := bpffs.Now() + uint64(e.lease)
 	if e.ipsec {
 		next = 0
 		err = e.objects.Lease.Set(next)
 	}
-	if e.objects.Lease.Get(&until) != nil || e.ipsec || until != 0 && until < now() {
+	if e.objects.Lease.Get(&until) != nil || e.ipsec || until != 0 && until < bpffs.Now() {
 		err = errors.Join(err, e.Delete(func(*Flow) bool { return true }))
 	}
 	return errors.Join(err, e.objects.Lease.Set(next))
@@ -438,7 +438,7 @@ func (e *Engine) watchIPsec() error {
 
 // Sweep deletes the flows of connections that had no packet for a time, and counts the others.
 func (e *Engine) Sweep(idle time.Duration) error {
-	at := now()
+	at := bpffs.Now()
 	counts := map[uint32]uint32{}
 	var old []programTuple
 	err := elements(e.objects.Flows, func(key *programTuple, f *programFlow) {
@@ -463,13 +463,6 @@ func (e *Engine) Sweep(idle time.Duration) error {
 		err = errors.Join(err, e.objects.Interfaces.Put(uint32(index), &i))
 	}
 	return err
-}
-
-// now is the time by the program's clock, in nanoseconds.
-func now() uint64 {
-	var t unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC_COARSE, &t) // Linux 2.6.32 has it
-	return uint64(t.Nano())
 }
 
 // Close closes the Engine. The program and its flows remain in the kernel.
@@ -509,5 +502,5 @@ func Remove(ns int) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(os.RemoveAll(dir), removeFilters(ns), removeUnseen(ns))
+	return errors.Join(bpffs.RemoveFolder(dir), removeFilters(ns), removeUnseen(ns))
 }

@@ -119,7 +119,7 @@ func (e *Engine) verifyProgram() (faults []string, err error) {
 		return faults, errors.Join(errors.New("lease of the fast path"), err)
 	}
 	until := binary.NativeEndian.Uint64(bytes[lease.Offset:])
-	switch left := time.Duration(until - now()); {
+	switch left := time.Duration(until - bpffs.Now()); {
 	case until == 0: // there are IPsec policies
 	case left < 0:
 		faults = append(faults, fmt.Sprintf("the BPF program of the fast path does nothing: no proxy has renewed its lease for %s", -left.Round(time.Second)))

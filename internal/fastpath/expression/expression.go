@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/google/cel-go/cel"
-	"github.com/google/cel-go/common/ast"
 	"github.com/google/cel-go/ext"
 	corev1 "k8s.io/api/core/v1"
 )
@@ -19,7 +18,6 @@ import (
 type Expression[T any] struct {
 	name, text string
 	program    cel.Program
-	tree       ast.Expr
 }
 
 // costLimit limits the cost of one evaluation, in CEL's units. It is enough to compare some
@@ -49,7 +47,7 @@ func Compile[T any](name, text string) (*Expression[T], error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s expression %q: %w", name, text, err)
 	}
-	return &Expression[T]{name, text, program, compiled.NativeRep().Expr()}, nil
+	return &Expression[T]{name, text, program}, nil
 }
 
 // Eval evaluates the expression. It fails, for example, for the first element of an empty list.
@@ -60,9 +58,6 @@ func (e *Expression[T]) Eval(v *T) (bool, error) {
 	}
 	return result.Value() == true, nil
 }
-
-// Tree returns the syntax tree.
-func (e *Expression[T]) Tree() ast.Expr { return e.tree }
 
 // String returns the text.
 func (e *Expression[T]) String() string { return e.text }

@@ -5,21 +5,15 @@ package iface
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
-	"github.com/google/cel-go/common/ast"
-	"github.com/google/cel-go/common/operators"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/expression"
-	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"github.com/slipstream-proxy/slipstream/internal/node/netif"
-	"golang.org/x/sys/unix"
 )
 
 // Selector selects the interfaces that take part. It is safe for concurrent use.
 type Selector struct {
 	expression *expression.Expression[variable] // nil for the default
-	patterns   []nfnl.Device
 }
 
 // Default selects the interfaces that are up and neither loopback nor WireGuard nor
@@ -69,11 +63,7 @@ func Compile(text string) (*Selector, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Selector{expression: e}
-	if p, ok := patterns(e.Tree()); ok {
-		s.patterns = disjoint(p)
-	}
-	return s, nil
+	return &Selector{expression: e}, nil
 }
 
 // String returns the expression; "" for the default.
@@ -99,68 +89,4 @@ func (s *Selector) Selects(i *netif.Interface) (bool, error) {
 		return false, fmt.Errorf("interface expression %q: interface %s: %w", s, i.Name, err)
 	}
 	return selects, nil
-}
-
-// Patterns returns patterns that match exactly the interfaces that the Selector selects,
-// for kernels that match names themselves. No two of them match the same name. It returns
-// nil if the expression uses anything but names.
-func (s *Selector) Patterns() []nfnl.Device { return s.patterns }
-
-// disjoint removes patterns that others include, which the kernel refuses in one flowtable
-// (EEXIST), and names that are too long for an interface.
-func disjoint(all []nfnl.Device) (some []nfnl.Device) {
-	includes := func(p, q nfnl.Device) bool { return p == q || p.Prefix && strings.HasPrefix(q.Name, p.Name) }
-	for _, p := range all {
-		if len(p.Name) < unix.IFNAMSIZ && !slices.ContainsFunc(some, func(q nfnl.Device) bool { return includes(q, p) }) {
-			some = append(slices.DeleteFunc(some, func(q nfnl.Device) bool { return includes(p, q) }), p)
-		}
-	}
-	return some
-}
-
-// patterns parses an expression of terms name.startsWith("...") and name == "...", joined by
-// ||.
-func patterns(e ast.Expr) (all []nfnl.Device, ok bool) {
-	if e.Kind() != ast.CallKind {
-		return nil, false
-	}
-	call := e.AsCall()
-	switch args := call.Args(); call.FunctionName() {
-	case operators.LogicalOr:
-		for _, arg := range args {
-			some, ok := patterns(arg)
-			if !ok {
-				return nil, false
-			}
-			all = append(all, some...)
-		}
-		return all, true
-	case operators.Equals:
-		for i := range args {
-			if name, ok := text(args[1-i]); ok && isName(args[i]) {
-				return []nfnl.Device{{Name: name}}, name != ""
-			}
-		}
-	case "startsWith":
-		if name, ok := text(args[0]); ok && call.IsMemberFunction() && isName(call.Target()) {
-			return []nfnl.Device{{Name: name, Prefix: true}}, name != ""
-		}
-	}
-	return nil, false
-}
-
-func isName(e ast.Expr) bool {
-	if e.Kind() != ast.SelectKind {
-		return false
-	}
-	s := e.AsSelect()
-	return s.FieldName() == "name" && !s.IsTestOnly() && s.Operand().Kind() == ast.IdentKind && s.Operand().AsIdent() == variableName
-}
-
-func text(e ast.Expr) (string, bool) {
-	if e.Kind() != ast.LiteralKind {
-		return "", false
-	}
-	s, ok := e.AsLiteral().Value().(string)
-	return s, ok
 }

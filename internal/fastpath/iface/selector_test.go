@@ -72,33 +72,3 @@ func TestCompileErrors(t *testing.T) {
 		}
 	}
 }
-
-func TestPatterns(t *testing.T) {
-	for _, c := range []struct{ expression, want string }{
-		{``, "[]"},
-		{`interface.name.startsWith("veth")`, "[{veth true}]"},
-		{`interface.name.startsWith("veth") || interface.name == "eth0" || "eth1" == interface.name`, "[{veth true} {eth0 false} {eth1 false}]"},
-		{`interface.name.startsWith("eth") || interface.name == "eth0"`, "[{eth true}]"},
-		{`interface.name == "eth0" || interface.name.startsWith("eth") || interface.name == "veth1"`, "[{eth true} {veth1 false}]"},
-		{`interface.name.startsWith("eth1") || interface.name.startsWith("eth") || interface.name.startsWith("eth12")`, "[{eth true}]"},
-		{`interface.name == "eth0" || interface.name == "eth0"`, "[{eth0 false}]"},
-		{`interface.name == "eth" || interface.name == "eth0"`, "[{eth false} {eth0 false}]"},
-		{`interface.name == "eth0" || interface.name == "a-name-of-sixteen" || interface.name.startsWith("a-name-of-15-byt")`, "[{eth0 false}]"},
-		{`interface.name.startsWith("veth") && interface.up`, "[]"},
-		{`interface.name.startsWith("veth") || interface.up`, "[]"},
-		{`interface.type == "veth"`, "[]"},
-		{`interface.name.startsWith("")`, "[]"},
-		{`!interface.name.startsWith("veth")`, "[]"},
-		{`"veth1".startsWith(interface.name)`, "[]"},
-		{`interface.name != "eth0"`, "[]"},
-	} {
-		s, err := Compile(c.expression)
-		if err != nil {
-			t.Errorf("%q: %v", c.expression, err)
-			continue
-		}
-		if got := fmt.Sprint(s.Patterns()); got != c.want {
-			t.Errorf("%q: patterns %s, want %s", c.expression, got, c.want)
-		}
-	}
-}

@@ -42,3 +42,26 @@ func (c *Conn) BaseChains(f Family) (all []BaseChain, err error) {
 	})
 	return all, err
 }
+
+// Of nfnetlink_hook (Linux 5.14).
+const (
+	msgGetHook    = unix.NFNL_SUBSYS_HOOK << 8
+	nfnlaHookNum  = 1
+	nfnlaPriority = 2
+	nfnlaChain    = 6
+	nfnlaType     = 2 // in nfnlaChain
+	typeBPF       = 2
+)
+
+// Programs returns the priorities of the BPF programs at a hook (links of the type netfilter, Linux 6.4). The error is EINVAL if
+// the kernel does not list what is at hooks.
+func (c *Conn) Programs(f Family, hook uint32) (priorities []int32, err error) {
+	var a attrs
+	a.be32(nfnlaHookNum, hook)
+	err = c.request(msgGetHook, unix.NLM_F_DUMP, uint8(f), a, func(body []byte) {
+		if typ := Attr(Attr(body, nfnlaChain), nfnlaType); typ != nil && be32(typ) == typeBPF {
+			priorities = append(priorities, int32(be32(Attr(body, nfnlaPriority))))
+		}
+	})
+	return priorities, err
+}

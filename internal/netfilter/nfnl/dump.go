@@ -220,7 +220,10 @@ func (c *Conn) request(msg, flags uint16, family uint8, body attrs, visit func([
 		c.Dumps++
 	}
 	var a attrs
-	a.message(uint16(unix.NFNL_SUBSYS_NFTABLES)<<8|msg, flags|unix.NLM_F_ACK, family, 0)
+	if msg>>8 == 0 {
+		msg |= unix.NFNL_SUBSYS_NFTABLES << 8
+	}
+	a.message(msg, flags|unix.NLM_F_ACK, family, 0)
 	a = append(a, body...)
 	binary.NativeEndian.PutUint32(a, uint32(len(a)))
 	binary.NativeEndian.PutUint32(a[seqAt:], c.seq)

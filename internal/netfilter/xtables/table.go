@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -117,6 +118,18 @@ func (t *Table) Idle() bool {
 		}
 	}
 	return true
+}
+
+// Hash is a hash of the entries, without their counters.
+func (t *Table) Hash() uint64 {
+	sum, done := fnv.New64a(), 0
+	for _, e := range t.entries {
+		after := int(e.at) + t.family.entryLen
+		sum.Write(t.blob[done : after-counterLen])
+		done = after
+	}
+	sum.Write(t.blob[done:])
+	return sum.Sum64()
 }
 
 // Jump is the chain to which an entry jumps or goes; "" of all others.
