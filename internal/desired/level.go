@@ -115,7 +115,7 @@ func levelWeights(l Loads, p Protocol, weights, former map[Backend]uint64) {
 	total := 0.0
 	unit := uint64(levelSteps) // such that the greatest step does not change a weight, if possible
 	for i, b := range backends {
-		loads[i] = l.Of(p, b).plausible()
+		loads[i] = l.Of(p, b)
 		sum.Begun += loads[i].Begun
 		sum.Ended += loads[i].Ended
 		sum.Held += loads[i].Held
@@ -176,18 +176,6 @@ const (
 	usualSeconds     = 0.1
 	leastConnections = 0.01
 )
-
-// plausible returns the load within limits that real loads do not reach, so that no arithmetic
-// on it overflows.
-func (l Load) plausible() Load {
-	limit := func(x float64) float64 {
-		if x > 0 {
-			return min(x, 1e9)
-		}
-		return 0 // also if it is not a number
-	}
-	return Load{min(max(l.Open, 0), 1e9), limit(l.Begun), limit(l.Ended), limit(l.Failed), limit(l.Held)}
-}
 
 // duration returns how long the connections of a backend are open on average, in seconds; 0 if even its pool knows nothing.
 func (l *Load) duration(pool *Load) float64 {

@@ -77,10 +77,10 @@ func (b *Dataplane) changeAddresses(ctx context.Context, c *desired.SetChange) e
 			errs = append(errs, err)
 		}
 	})
-	for end, i := time.Now().Add(time.Second), 0; i < len(c.Added) && time.Now().Before(end); {
-		if a := c.Added[i].Addr; a.Is4() || b.refused.has(ipvs.Key{Addr: a}, netip.AddrPort{}) || b.dummy.isLocal(a) {
-			i++
-		} else {
+	end := time.Now().Add(time.Second)
+	for _, added := range c.Added {
+		refused := b.refused.has(ipvs.Key{Addr: added.Addr}, netip.AddrPort{})
+		for added.Addr.Is6() && !refused && !b.dummy.isLocal(added.Addr) && time.Now().Before(end) {
 			time.Sleep(time.Millisecond)
 		}
 	}

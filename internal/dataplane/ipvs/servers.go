@@ -98,6 +98,7 @@ func (s *servers) write(p *plan, change *desired.Change) {
 	frontends := served(change)
 	// The destinations of changed frontends, before their pools change.
 	before := make([]pool, len(frontends))
+	steps := len(frontends)
 	for i := range frontends {
 		if old := frontends[i].Old; old != nil {
 			pool := s.pools.Get(old.VirtualServer())
@@ -106,6 +107,10 @@ func (s *servers) write(p *plan, change *desired.Change) {
 			before[i].Slots = slices.Clone(pool.Slots)
 		}
 	}
+	for i := range change.Pools {
+		steps += len(change.Pools[i].Added)
+	}
+	p.first = slices.Grow(p.first, steps)
 	for i := range change.Pools {
 		c := &change.Pools[i]
 		if !c.IPVS {

@@ -132,7 +132,7 @@ func (c *Conn) transact(generation uint32, commit bool, batches []*Batch) error 
 		}
 		c.wbuf = bytes
 	}
-	if err := sock.Commit(func() error { return c.send(wire...) }); err != nil {
+	if err := sock.Commit(func() error { return sock.Send(c.raw, wire...) }); err != nil {
 		return fmt.Errorf("sending a batch of %d bytes: %w", bytes, err)
 	}
 	var failed *BatchError
@@ -217,20 +217,6 @@ func (c *Conn) drain() {
 		_, err := sock.Receive(c.raw, c.rbuf, false)
 		c.unread = err == nil || errors.Is(err, unix.ENOBUFS)
 	}
-}
-
-// send sends one datagram, which consists of parts.
-func (c *Conn) send(parts ...[]byte) error {
-	var sent error
-	err := c.raw.Write(func(fd uintptr) bool {
-		for {
-			_, sent = unix.Writev(int(fd), parts)
-			if sent != unix.EINTR {
-				return sent != unix.EAGAIN
-			}
-		}
-	})
-	return errors.Join(err, sent)
 }
 
 // Commits counts the transactions of connections to one network namespace, so that these can

@@ -227,7 +227,7 @@ func (c *Conn) request(msg, flags uint16, family uint8, body attrs, visit func([
 	a = append(a, body...)
 	binary.NativeEndian.PutUint32(a, uint32(len(a)))
 	binary.NativeEndian.PutUint32(a[seqAt:], c.seq)
-	if err := c.send(a); err != nil {
+	if err := sock.Send(c.raw, a); err != nil {
 		return fmt.Errorf("netlink request: %w", err)
 	}
 	var failed error

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/google/nftables/expr"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/sock"
 	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	"golang.org/x/sys/unix"
@@ -477,7 +478,7 @@ func TestGivenUp(t *testing.T) {
 	var b Batch
 	b.DeleteTable(table) // refused, with an answer that is not read
 	wire, _, _ := c.transaction(0, []*Batch{&b})
-	if err := c.send(wire...); err != nil {
+	if err := sock.Send(c.raw, wire...); err != nil {
 		t.Fatal(err)
 	}
 	c.unread = true
@@ -485,7 +486,7 @@ func TestGivenUp(t *testing.T) {
 	b.Reset()
 	b.DeleteTable(Table{IPv6, "nowhere"})
 	wire, _, _ = c.transaction(0, []*Batch{&b})
-	if err := c.send(wire...); err != nil {
+	if err := sock.Send(c.raw, wire...); err != nil {
 		t.Fatal(err)
 	}
 	c.unread = true

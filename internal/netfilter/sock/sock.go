@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -72,6 +73,20 @@ func Receive(raw syscall.RawConn, buffer []byte, wait bool) (n int, err error) {
 	return n, errors.Join(err, got)
 }
 
+// Send sends one datagram, which consists of parts.
+func Send(raw syscall.RawConn, parts ...[]byte) error {
+	var sent error
+	err := raw.Write(func(fd uintptr) bool {
+		for {
+			_, sent = unix.Writev(int(fd), parts)
+			if sent != unix.EINTR {
+				return sent != unix.EAGAIN
+			}
+		}
+	})
+	return errors.Join(err, sent)
+}
+
 // Header has the used fields of struct nlmsghdr.
 type Header struct {
 	Type, Flags uint16
@@ -132,34 +147,41 @@ func Exchange(ctx context.Context, s *netlink.Conn, f func() error) error {
 // them, if all fail, fit into the socket's receive buffer.
 const maxInFlight = 256
 
+// sequence is the number of the last request of Execute.
+var sequence atomic.Uint32
+
 // Execute carries out requests in order. It calls failed for each one that the kernel refuses,
 // with its index, and goes on with the next. An error is a failure of the socket, or ctx's; it
 // is unknown then how many requests were carried out.
 func Execute(ctx context.Context, s *netlink.Conn, requests []netlink.Message, failed func(i int, err error)) error {
-	for first := 0; first < len(requests); first += maxInFlight {
+	raw, err := s.SyscallConn()
+	var buffer []byte
+	for first := 0; err == nil && first < len(requests); first += maxInFlight {
 		chunk := requests[first:min(first+maxInFlight, len(requests))]
 		chunk[len(chunk)-1].Header.Flags |= netlink.Acknowledge
-		err := Exchange(ctx, s, func() error {
-			var sent []netlink.Message
-			err := Commit(func() (err error) {
-				sent, err = s.SendMessages(chunk)
-				return err
-			})
-			if err != nil {
+		last := sequence.Add(uint32(len(chunk)))
+		start := last - uint32(len(chunk)-1)
+		buffer = buffer[:0]
+		for i, r := range chunk {
+			buffer = binary.NativeEndian.AppendUint32(buffer, uint32(unix.NLMSG_HDRLEN+len(r.Data)))
+			buffer = binary.NativeEndian.AppendUint16(buffer, uint16(r.Header.Type))
+			buffer = binary.NativeEndian.AppendUint16(buffer, uint16(r.Header.Flags))
+			buffer = binary.NativeEndian.AppendUint32(buffer, start+uint32(i))
+			buffer = append(append(buffer, 0, 0, 0, 0), r.Data...)
+			buffer = append(buffer, make([]byte, -len(buffer)&(unix.NLMSG_ALIGNTO-1))...)
+		}
+		err = Exchange(ctx, s, func() error {
+			if err := Commit(func() error { return Send(raw, buffer) }); err != nil {
 				return err
 			}
-			return answers(s, sent, func(i int, err error) { failed(first+i, err) })
+			return answers(s, start, last, func(i int, err error) { failed(first+i, err) })
 		})
-		if err != nil {
-			return err
-		}
 	}
-	return nil
+	return err
 }
 
-// answers reads until the last of the messages is answered.
-func answers(s *netlink.Conn, sent []netlink.Message, failed func(i int, err error)) error {
-	start, last := sent[0].Header.Sequence, sent[len(sent)-1].Header.Sequence
+// answers reads until the last of the requests from start on is answered.
+func answers(s *netlink.Conn, start, last uint32, failed func(i int, err error)) error {
 	for {
 		got, err := s.Receive()
 		seq := uint32(0)
