@@ -269,7 +269,7 @@ func (b *Dataplane) explain(err error, change *desired.Change) error {
 			continue
 		}
 		for _, c := range change.Frontends {
-			if k := c.Key(); s.is(k.Addr()) && (bytes.HasPrefix(refused.Key, s.frontendKey(nil, k)) || refused.Object == s.ranges.Name && bytes.Equal(refused.Key, s.rangeStart(k))) {
+			if k := c.Key(); s.is(k.Addr()) && (bytes.HasPrefix(refused.Key, s.frontendKey(nil, k)) || s.ranged && refused.Object == s.ranges.Name && bytes.Equal(refused.Key, s.rangeStart(k))) {
 				return of(cmp.Or(c.New, c.Old).Service, "frontend "+k.String())
 			}
 		}
