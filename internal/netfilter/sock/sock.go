@@ -18,9 +18,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Dial opens a netlink socket to a part of the kernel; errors name that part. The kernel
-// describes refusals (Linux 4.12) and does not repeat the refused request in them.
-func Dial(protocol int, to string, c netlink.Config) (*netlink.Conn, error) {
+// Dial opens a netlink socket to a part of the kernel; errors name that part. The kernel describes refusals (Linux 4.12)
+// and does not repeat the refused request in them. Tests replace Dial by sockets to a kernel of their own.
+var Dial = func(protocol int, to string, c netlink.Config) (*netlink.Conn, error) {
 	s, err := netlink.Dial(protocol, &c)
 	if err != nil {
 		return nil, fmt.Errorf("netlink socket to %s: %w", to, err)
