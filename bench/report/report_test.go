@@ -136,6 +136,7 @@ func samples(part string, of step) *bench.Result {
 		"fleet": {
 			{Name: "fleet_start"}, {Name: "fleet_change"}, {Name: "fleet_last"}, {Name: "fleet_churn"}, {Name: "fleet_cpu"}, {Name: "fleet_rest"}, {Name: "fleet_memory"},
 			{Name: "server_cpu"}, {Name: "server_memory"}, {Name: "server_sent"},
+			{Name: "fleet_churn_last"}, {Name: "fleet_churn_rate"}, {Name: "fleet_churn_cpu"}, {Name: "fleet_churn_received"}, {Name: "server_churn"},
 		},
 		"rules":     {{Name: "rules_10"}, {Name: "rules_20"}, {Name: "rules_100"}, {Name: "rules_1000"}, {Name: "rules_10000"}},
 		"balancing": {{Name: "latency_p99", Unit: bench.Nanoseconds}, {Name: "latency_p50", Unit: bench.Nanoseconds}, {Name: "slow_share", Unit: bench.Percent}, {Name: "proxy_cpu", Unit: bench.Percent}},
