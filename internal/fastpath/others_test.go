@@ -149,7 +149,11 @@ func (w *world) sees(s *stream, count func() int) {
 // is removed. Connections over other interfaces are offloaded all the time.
 func TestEBPFBarred(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTBinary)
-	for _, a := range atInterfaces {
+	all := atInterfaces
+	if kerneltest.TCX.Probe() != nil {
+		all = all[4:] // TestEBPFBarredWithoutTCX
+	}
+	for _, a := range all {
 		testBarred(t, Config{Engine: EBPF, Threshold: threshold}, &a)
 	}
 }
@@ -277,6 +281,9 @@ func TestEBPFLimit(t *testing.T) {
 	for _, late := range []bool{false, true} {
 		for _, sends := range []bool{false, true} {
 			t.Run(fmt.Sprintf("late=%t/sends=%t", late, sends), func(t *testing.T) {
+				if late {
+					kerneltest.Require(t, kerneltest.TCX) // without, the qdisc is there already, and cannot be added
+				}
 				w := newQuietWorld(t, EBPF)
 				if !late {
 					w.must(bandwidth("80kbit", "20k"))

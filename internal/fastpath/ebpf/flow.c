@@ -315,7 +315,16 @@ INLINE __u16 fold(__u64 sum)
 	return ~sum;
 }
 
-// translate rewrites the headers.
+// difference is how much the sum of two words grows if they become two others, in one's complement.
+INLINE __u32 difference(__u32 a, __u32 b, __u32 to_a, __u32 to_b)
+{
+	__u64 sum = (__u64)~a + (__u64)~b + to_a + to_b;
+	sum = (sum & 0xffffffff) + (sum >> 32);
+	return sum + (sum >> 32);
+}
+
+// translate rewrites the headers. Helpers that write take several times as long as writing to the packet, which is in no
+// other's hands: the kernel has made it so before the program, as the program writes.
 INLINE int translate(struct __sk_buff *skb, const struct packet *p, const struct flow *f)
 {
 	const struct tuple *from = &p->key, *to = &f->to;
@@ -323,6 +332,7 @@ INLINE int translate(struct __sk_buff *skb, const struct packet *p, const struct
 	__u32 checksum = l4 + (from->protocol == TCP ? 16 : 6);
 	__u64 flags = from->protocol == UDP ? BPF_F_MARK_MANGLED_0 : 0;
 	__s64 diff;
+	__u16 ip_checksum = 0;
 	if (from->ipv6) {
 		struct {
 			__u8 zero[3], hops, src[16], dst[16]; // aligned like in the packet
@@ -333,22 +343,33 @@ INLINE int translate(struct __sk_buff *skb, const struct packet *p, const struct
 		if (store_bytes(skb, ETH_HEADER + 7, &head.hops, 33, BPF_F_RECOMPUTE_CSUM))
 			return 0;
 	} else {
-		struct {
-			__u8 ttl, protocol;
-			__u16 checksum;
-			__u32 src, dst;
-		} old = {p->ttl, from->protocol, 0, WORD(from->src), WORD(from->dst)},
-		  head = {p->ttl - 1, from->protocol, 0, WORD(to->src), WORD(to->dst)};
-		diff = checksum_diff(&old.src, 8, &head.src, 8, 0);
-		head.checksum = fold(checksum_diff(&old, 12, &head, 12, (__u16)~p->ip_checksum));
-		if (store_bytes(skb, ETH_HEADER + 8, &head, 12, 0))
-			return 0;
+		__u8 was[2] __attribute__((aligned(2))) = {p->ttl}, is[2] __attribute__((aligned(2))) = {p->ttl - 1};
+		diff = difference(WORD(from->src), WORD(from->dst), WORD(to->src), WORD(to->dst));
+		ip_checksum = fold((diff & 0xffff) + (diff >> 16) + (__u16)~*(__u16 *)was + *(__u16 *)is + (__u16)~p->ip_checksum);
 	}
 	if (replace_l4_checksum(skb, checksum, 0, diff, flags | BPF_F_PSEUDO_HDR))
 		return 0;
-	if (WORD(from->ports) == WORD(to->ports))
-		return 1;
-	return !replace_l4_checksum(skb, checksum, WORD(from->ports), WORD(to->ports), flags | 4) && !store_bytes(skb, l4, to->ports, 4, 0);
+	if (WORD(from->ports) != WORD(to->ports) && replace_l4_checksum(skb, checksum, WORD(from->ports), WORD(to->ports), flags | 4))
+		return 0;
+	__u8 *frame = (void *)(long)skb->data, *ports;
+	if (from->ipv6) {
+		ports = frame + ETH_HEADER + sizeof(struct ipv6);
+		if (ports + 4 > (__u8 *)(long)skb->data_end)
+			return 0;
+	} else {
+		struct ipv4 *ip = (void *)frame + ETH_HEADER;
+		ports = (__u8 *)(ip + 1);
+		if (ports + 4 > (__u8 *)(long)skb->data_end)
+			return 0;
+		ip->ttl = p->ttl - 1;
+		ip->checksum = ip_checksum;
+		WORD(ip->src) = WORD(to->src);
+		WORD(ip->dst) = WORD(to->dst);
+	}
+	WORD(ports) = WORD(to->ports);
+	if (f->peer)
+		__builtin_memcpy(frame, f->macs, sizeof f->macs);
+	return 1;
 }
 
 INLINE int equal(const struct tuple *a, const struct tuple *b)
@@ -579,8 +600,6 @@ int forward(struct __sk_buff *skb)
 	__sync_fetch_and_add(&shared->bytes, length);
 	if (!f.peer)
 		return redirect_neigh(f.out, (struct bpf_redir_neigh *)&f.nexthop_family, sizeof(struct bpf_redir_neigh), 0);
-	if (store_bytes(skb, 0, f.macs, 12, 0))
-		return TCX_DROP;
 	return redirect_peer(f.out, 0);
 }
 
