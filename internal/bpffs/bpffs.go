@@ -86,17 +86,15 @@ func Now() uint64 {
 }
 
 // MapsOf returns the maps of a program; none if it is gone.
-func MapsOf(id ebpf.ProgramID) []ebpf.MapID {
+func MapsOf(id ebpf.ProgramID) (maps []ebpf.MapID) {
 	p, err := ebpf.NewProgramFromID(id)
 	if err != nil {
 		return nil
 	}
 	defer p.Close()
-	info, err := p.Info()
-	if err != nil {
-		return nil
+	if info, err := p.Info(); err == nil {
+		maps, _ = info.MapIDs()
 	}
-	maps, _ := info.MapIDs()
 	return maps
 }
 

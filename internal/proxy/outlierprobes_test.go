@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -118,6 +119,48 @@ func TestOutlierErrors(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestOutlierTriedAgain: an endpoint that is dead for an hour is out but for seconds, when clients try it again.
+func TestOutlierTriedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := ill(t, syscall.ECONNREFUSED)
+		in := 0
+		for range 3600 {
+			if c.pass(t, time.Second); c.outlier(c.handshakes[0]).out.IsZero() {
+				in++
+			}
+		}
+		if in > 12 {
+			t.Errorf("it gets connections for %d s of an hour", in)
+		}
+	})
+}
+
+// TestOutlierLostPacket: one of the two probes of a suspect may be lost.
+func TestOutlierLostPacket(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newClinic(1, 3)
+		c.handshakes = []desired.Handshake{c.clients(0, 0, false)}
+		c.pass(t, time.Second)
+		probe, lost := c.options.Probe, true
+		var mu sync.Mutex
+		c.options.Probe = func(ctx context.Context, to netip.AddrPort) error {
+			mu.Lock()
+			lose := lost
+			lost = !lost
+			mu.Unlock()
+			if lose {
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			return probe(ctx, to)
+		}
+		c.handshakes = []desired.Handshake{c.clients(0, 0, true)}
+		if c.pass(t, time.Minute); !c.outlier(c.handshakes[0]).out.IsZero() {
+			t.Error("it is ejected")
+		}
+	})
 }
 
 // TestOutlierReadyAgain: an ejected endpoint that was not ready gets connections as soon as it is ready again.

@@ -17,15 +17,15 @@ import (
 )
 
 const (
-	mostProbes     = 16   // at once; half of them only for suspects and endpoints that are out
+	mostProbes     = 16   // endpoints at once; half of them only suspects and those that are out
 	knownPerTenant = 1000 // endpoints that are watched
 	probeTimeout   = 500 * time.Millisecond
-	misses         = 2                // probes that a suspect misses until it is out: one packet may be lost
+	perSuspect     = 2                // probes at once: one packet may be lost
 	trustFor       = 10 * time.Second // after an answer to a probe, failures do not count for so long
 	firstPause     = time.Second      // between probes of an endpoint that is out, doubled after each
 	lastPause      = time.Minute
 	mostTries      = 8                // to learn whether an endpoint answers: after 1, 2, 4 to 256 minutes
-	mostOut        = 10 * time.Minute // then it is back, as a policy may keep this node from it
+	mostOut        = 10 * time.Minute // then clients try it again, as a policy may keep only this node from it
 )
 
 // announceWithin is the time within which an Event follows, at random: many nodes may find the same at once. A test shortens it.
@@ -58,7 +58,7 @@ type outlier struct {
 	tries    int  // probes without an answer before the first answer
 	probing  bool
 	failing  bool      // clients get no answer
-	missed   int       // probes since that was found
+	missed   bool      // nor did a probe since then
 	due      time.Time // when failures count, and the next probe is due
 	pause    time.Duration
 	out      time.Time // since when it is out; zero if it is not
@@ -87,7 +87,7 @@ func (p *Proxy) watchHandshakes(ctx context.Context) {
 			x.failing, x.news = false, true
 			p.takeBack(t, x, "it answers a client")
 		case !x.failing && (now.After(x.due) || !x.answers):
-			x.failing, x.missed = true, 0
+			x.failing, x.missed = true, false
 		}
 		x.frontend = h.Frontend
 	}
@@ -102,11 +102,11 @@ func (p *Proxy) watchHandshakes(ctx context.Context) {
 				p.takeBack(t, x, "it is not watched any more")
 				delete(t.known, b)
 				continue
-			case x.failing && x.missed >= misses && x.out.IsZero():
+			case x.failing && x.missed && x.out.IsZero():
 				p.takeOut(t, x, d)
 			case !x.out.IsZero() && now.Sub(x.out) >= mostOut:
 				p.takeBack(t, x, "it is tried again")
-				x.answers = false
+				x.due = now
 			}
 			if !x.announce.IsZero() && now.After(x.announce) && p.options.Events != nil {
 				x.announce = time.Time{}
@@ -129,11 +129,22 @@ func (p *Proxy) probe(ctx context.Context, t *tenant, x *outlier) {
 		x.probing = n > 0
 	}
 	count(1)
+	probes := 1
+	if x.failing && x.out.IsZero() {
+		probes = perSuspect
+	}
 	x.news = false
 	p.background.Go(func() {
 		ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 		defer cancel()
-		err := p.options.Probe(ctx, netip.AddrPortFrom(x.Addr(), x.Port()))
+		answers := make(chan error, probes)
+		for range probes {
+			go func() { answers <- p.options.Probe(ctx, netip.AddrPortFrom(x.Addr(), x.Port())) }()
+		}
+		err := <-answers
+		for n := 1; n < probes && err != nil; n++ {
+			err = <-answers
+		}
 		p.outliers.done <- func() {
 			count(-1)
 			p.probed(t, x, err)
@@ -155,7 +166,7 @@ func (p *Proxy) probed(t *tenant, x *outlier, err error) {
 	case !x.out.IsZero():
 		x.due, x.pause = now.Add(x.pause), min(2*x.pause, lastPause)
 	case x.answers:
-		x.missed++
+		x.missed = true
 	default:
 		x.due, x.tries = now.Add(lastPause<<x.tries), min(x.tries+1, mostTries)
 	}

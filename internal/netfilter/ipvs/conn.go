@@ -167,17 +167,12 @@ func (c *Conn) Timeouts(ctx context.Context) (t Timeouts, err error) {
 // SetTimeouts sets the timeouts of connections.
 func (c *Conn) SetTimeouts(ctx context.Context, t Timeouts) error {
 	r := request(cmdSetConfig).uint32(attrTCP, t.TCP).uint32(attrTCPFin, t.TCPFin).uint32(attrUDP, t.UDP)
-	if err := c.one(ctx, r); err != nil {
+	var refused error
+	err := c.Execute(ctx, []Request{r}, func(_ int, err error) { refused = err })
+	if err = errors.Join(err, refused); err != nil {
 		return fmt.Errorf("setting IPVS timeouts: %w", err)
 	}
 	return nil
-}
-
-// one carries out one request.
-func (c *Conn) one(ctx context.Context, r Request) error {
-	var refused error
-	err := c.Execute(ctx, []Request{r}, func(_ int, err error) { refused = err })
-	return errors.Join(err, refused)
 }
 
 // Schedulers returns the schedulers that the kernel has, in alphabetical order. The kernel loads the
