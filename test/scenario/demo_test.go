@@ -26,13 +26,16 @@ import (
 	"github.com/fatih/color"
 	"k8s.io/apimachinery/pkg/util/wait"
 
-	"github.com/slipstream-proxy/slipstream/examples"
 	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 )
 
 // slipstream is the flag of 'make demo', where TestDemo prints to standard output as it goes on.
 var slipstream = flag.String("slipstream", "", "the `binary` for TestDemo; built if empty")
+
+// examples is the folder with what "make demo" has slipstream watch, "demo", and with the versions of its files that come
+// later, "demo/steps".
+var examples = os.DirFS("../../examples")
 
 // demoLab is what the manifests of examples/demo describe, in all their versions, and two clients.
 const (
@@ -141,9 +144,9 @@ func play(ctx context.Context, t *testing.T, binary string, out io.Writer) error
 // copy copies the files of a folder of the examples. Each is renamed, so that slipstream never reads half a file. It
 // returns the time just before the last rename.
 func (d *demo) copy(from string) (renamed time.Time, err error) {
-	names, err := fs.Glob(examples.Demo, from+"/*.yaml")
+	names, err := fs.Glob(examples, from+"/*.yaml")
 	for _, name := range names {
-		data, err := examples.Demo.ReadFile(name)
+		data, err := fs.ReadFile(examples, name)
 		hidden := filepath.Join(d.manifests, ".new")
 		if err = errors.Join(err, os.WriteFile(hidden, data, 0o644)); err != nil {
 			return renamed, err

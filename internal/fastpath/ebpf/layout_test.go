@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package socket
+package ebpf
 
 import (
 	"testing"
@@ -8,9 +8,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 )
 
-func TestObjects(t *testing.T) { kerneltest.Objects(t, "connect.c") }
-
 // TestLayout compares the structs that both sides of the maps have.
 func TestLayout(t *testing.T) {
-	kerneltest.Layout(t, map[string]any{"address": programAddress{}, "pool": programPool{}, "slot": programSlot{}})
+	kerneltest.Layout(t, map[string]any{"flow": programFlow{}, "tuple": programTuple{}, "interface": programInterface{}})
 }

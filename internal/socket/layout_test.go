@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package ebpf
+package socket
 
 import (
 	"testing"
@@ -8,9 +8,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 )
 
-func TestObjects(t *testing.T) { kerneltest.Objects(t, "flow.c", "kernel.h") }
-
 // TestLayout compares the structs that both sides of the maps have.
 func TestLayout(t *testing.T) {
-	kerneltest.Layout(t, map[string]any{"flow": programFlow{}, "tuple": programTuple{}, "interface": programInterface{}})
+	kerneltest.Layout(t, map[string]any{"address": programAddress{}, "pool": programPool{}, "slot": programSlot{}})
 }
