@@ -31,14 +31,13 @@ type Machine struct {
 
 // ThisMachine describes the machine at hand.
 func ThisMachine() Machine {
-	m := Machine{CPUs: runtime.NumCPU(), Go: runtime.Version(), Load: LoadAverage()}
 	var u unix.Utsname
-	if err := unix.Uname(&u); err == nil {
-		m.Kernel = unix.ByteSliceToString(u.Release[:])
-	}
+	_ = unix.Uname(&u) // it fails for a bad pointer only
 	b, _ := os.ReadFile("/proc/cpuinfo")
-	m.CPU = cpuModel(string(b))
-	return m
+	return Machine{
+		Kernel: unix.ByteSliceToString(u.Release[:]), CPU: cpuModel(string(b)), CPUs: runtime.NumCPU(),
+		Go: runtime.Version(), Load: LoadAverage(),
+	}
 }
 
 // LoadAverage is the load average over a minute.

@@ -99,13 +99,6 @@ func NewSamples(n int) []Samples {
 // Add adds values to a series.
 func (s Samples) Add(name string, values ...float64) { s[name] = append(s[name], values...) }
 
-// Merge adds all values of other samples.
-func (s Samples) Merge(more Samples) {
-	for name, values := range more {
-		s.Add(name, values...)
-	}
-}
-
 // Fill adds the series with the samples of each subject. Series without any values are left
 // out.
 func (r *Result) Fill(series []Series, bySubject []Samples) error {
@@ -275,15 +268,15 @@ func (s *Series) compared(i int, statistic Statistic, o Outcome) string {
 	case len(first) == 0 || len(o.Values) == 0 || s.Unit == Percent || statistic == Lowest || statistic == Highest:
 		return ""
 	case !s.Paired:
-		return times(ratio(statistic.of(first), statistic.of(o.Values)))
+		return Digits(ratio(statistic.of(first), statistic.of(o.Values)))
 	case i == 0 && o.Ratio != 0:
 		return fmt.Sprintf("%.3f (p = %.2g)", o.Ratio, o.P)
 	}
 	return ""
 }
 
-// times writes a ratio to two digits; nothing for 0.
-func times(r float64) string {
+// Digits writes a ratio to two digits, and all digits before the point; nothing for 0.
+func Digits(r float64) string {
 	switch {
 	case r <= 0:
 		return ""

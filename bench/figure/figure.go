@@ -223,10 +223,7 @@ type decades bench.Unit
 func (d decades) Ticks(from, to float64) []plot.Tick {
 	all := plot.LogTicks{Prec: -1}.Ticks(from, to)
 	for i := range all {
-		if all[i].Label == "" {
-			continue
-		}
-		if all[i].Label = bench.Thousands(int(all[i].Value)); bench.Unit(d) != bench.Count {
+		if all[i].Label != "" {
 			all[i].Label = bench.Unit(d).Format(all[i].Value)
 		}
 	}

@@ -10,7 +10,6 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
-	"slices"
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/bench/bench"
@@ -19,11 +18,10 @@ import (
 
 var (
 	crrRate   = bench.Quantity("crr_rate", "connections a second", bench.PerSecond, bench.More)
-	crrMin    = bench.Quantity("crr_min", "latency, minimum", bench.Nanoseconds, bench.Less)
 	crrMedian = bench.Quantity("crr_median", "latency, median", bench.Nanoseconds, bench.Less)
 	crrP99    = bench.Quantity("crr_p99", "latency, 99th percentile", bench.Nanoseconds, bench.Less)
 
-	crrSeries = []bench.Series{crrRate, crrMin, crrMedian, crrP99}
+	crrSeries = []bench.Series{crrRate, crrMedian, crrP99}
 )
 
 // ignored is how many connections a client makes before it measures.
@@ -69,7 +67,6 @@ func (n *network) requests(ctx context.Context, count int) (values, error) {
 	}
 	return values{
 		crrRate.Name:   float64(count) / elapsed.Seconds(),
-		crrMin.Name:    slices.Min(took),
 		crrMedian.Name: bench.Median(took),
 		crrP99.Name:    bench.Percentile(took, 99),
 	}, nil

@@ -52,7 +52,8 @@ type slipstream struct {
 }
 
 func newSlipstream(o *Options) *slipstream {
-	return &slipstream{Options: o, cluster: o.newCluster(), samples: bench.Samples{}}
+	c := cluster.Config{Services: o.Services, Endpoints: o.Endpoints, External: o.External, Seed: 1}
+	return &slipstream{Options: o, cluster: cluster.New(c), samples: bench.Samples{}}
 }
 
 func (s *slipstream) close() error {

@@ -98,7 +98,9 @@ func (o *Options) Measure(ctx context.Context, r *bench.Result) error {
 	r.AddSubjects("slipstream")
 	err := r.InTurns(ctx, o.Runs, func(_, _ int, into bench.Samples) error {
 		samples, err := o.runChild(ctx)
-		into.Merge(samples)
+		for name, values := range samples {
+			into.Add(name, values...)
+		}
 		return err
 	}, series()...)
 	if err != nil {
@@ -201,8 +203,4 @@ func (o *Options) Validate(ctx context.Context) error {
 		o.Mode = "iptables-" + string(v)
 	}
 	return nil
-}
-
-func (o *Options) newCluster() *cluster.Cluster {
-	return cluster.New(cluster.Config{Services: o.Services, Endpoints: o.Endpoints, External: o.External, Seed: 1})
 }

@@ -131,11 +131,8 @@ func times(ratio float64) string {
 // digits writes two digits, and all digits before the point.
 func digits(x float64) string {
 	switch {
-	case x >= 100:
-		unit := math.Pow(10, math.Floor(math.Log10(x))-1)
-		return bench.Thousands(int(math.Round(x/unit) * unit))
 	case x >= 10:
-		return fmt.Sprintf("%.0f", x)
+		return bench.Digits(x)
 	case x >= 0.001:
 		return fmt.Sprintf("%.2g", x)
 	}

@@ -75,7 +75,6 @@ func fleetSeries(o *options) (all []bench.Series) {
 type fleet struct {
 	*environment
 	subject
-	nodes   []*site.Node
 	proxies []*proxies.Proxy
 	samples bench.Samples
 }
@@ -108,7 +107,7 @@ func measureFleet(ctx context.Context, o *options, r *bench.Result, subjects []s
 		}
 	}
 	return r.InTurns(ctx, 1, func(_, i int, samples bench.Samples) error {
-		f := &fleet{environment: e, subject: subjects[i], nodes: e.nodes, samples: samples}
+		f := &fleet{environment: e, subject: subjects[i], samples: samples}
 		if err := f.measure(ctx, access); ctx.Err() != nil {
 			return ctx.Err()
 		} else if err != nil {
