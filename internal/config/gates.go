@@ -51,6 +51,12 @@ var versioned = map[featuregate.Feature]featuregate.VersionedSpecs{
 	},
 }
 
+// stages are what gates.txt says of the stage of a gate.
+var stages = map[string]featuregate.FeatureSpec{
+	"ALPHA": {PreRelease: featuregate.Alpha}, "BETA": {PreRelease: featuregate.Beta},
+	"GA": {PreRelease: featuregate.GA}, "DEPRECATED": {PreRelease: featuregate.Deprecated},
+}
+
 // knownGates returns all gates, at their defaults.
 var knownGates = sync.OnceValue(func() featuregate.MutableVersionedFeatureGate { return gatesOf(KubernetesVersion) })
 
@@ -73,17 +79,8 @@ func gatesOf(release string) featuregate.MutableVersionedFeatureGate {
 		if _, ok := known[featuregate.Feature(name)]; ok {
 			continue
 		}
-		spec := featuregate.FeatureSpec{Default: on == "true", LockToDefault: locked == "true"}
-		switch stage {
-		case "GA":
-			spec.PreRelease = featuregate.GA
-		case "BETA":
-			spec.PreRelease = featuregate.Beta
-		case "DEPRECATED":
-			spec.PreRelease = featuregate.Deprecated
-		default:
-			spec.PreRelease = featuregate.Alpha
-		}
+		spec := stages[stage]
+		spec.Default, spec.LockToDefault = on == "true", locked == "true"
 		more[featuregate.Feature(name)] = spec
 	}
 	utilruntime.Must(gates.Add(more))

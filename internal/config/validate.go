@@ -31,7 +31,9 @@ func (c *Config) Validate() (errs field.ErrorList) {
 	add(invalid(!isAddress, "bindAddress", k.BindAddress, "must be an IP address")...)
 	add(validateHostPort(field.NewPath("healthzBindAddress"), k.HealthzBindAddress)...)
 	add(validateHostPort(field.NewPath("metricsBindAddress"), k.MetricsBindAddress)...)
-	add(validateHidden(k.ShowHiddenMetricsForVersion)...)
+	const previous = "1.36" // minor version before KubernetesVersion, the one that kube-proxy accepts
+	hidden := k.ShowHiddenMetricsForVersion
+	add(invalid(hidden != "" && hidden != previous, "showHiddenMetricsForVersion", hidden, "must be empty or "+previous)...)
 	add(validateDetectLocal(k)...)
 	add(c.ValidateNodePortAddresses()...)
 	// kube-proxy's leftovers are removed in every mode, except in these ranges.
@@ -104,13 +106,6 @@ func validateOfMode(k *kubeproxy.KubeProxyConfiguration) (errs field.ErrorList) 
 func (m perMode) validateMin(path string, d time.Duration) field.ErrorList {
 	most := m.syncPeriod.Duration
 	return invalid(d > most && most > 0, path, d.String(), fmt.Sprintf("must not be greater than %s.syncPeriod (%v)", m.block, most))
-}
-
-// validateHidden accepts the same value as kube-proxy of [KubernetesVersion]: the previous
-// minor version.
-func validateHidden(version string) field.ErrorList {
-	const previous = "1.36"
-	return invalid(version != "" && version != previous, "showHiddenMetricsForVersion", version, "must be empty or "+previous)
 }
 
 func validateConntrack(c *kubeproxy.KubeProxyConntrackConfiguration) field.ErrorList {

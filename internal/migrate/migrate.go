@@ -171,21 +171,14 @@ func (m *comparison) possible() bool {
 	}
 	primary, _ := config.ParseAddr(m.KubeProxy.BindAddress)
 	if primary.IsUnspecified() && m.Node != nil {
-		primary, _ = config.ParseAddr(nodeAddress(m.Node))
+		internal := func(a corev1.NodeAddress) bool { return a.Type == corev1.NodeInternalIP }
+		if i := slices.IndexFunc(m.Node.Status.Addresses, internal); i >= 0 {
+			primary, _ = config.ParseAddr(m.Node.Status.Addresses[i].Address)
+		}
 	}
 	if why := m.family[desired.FamilyOf(primary)]; primary.IsValid() && !primary.IsUnspecified() && why != "" {
 		m.add(Stops, "kernel", fmt.Sprintf("Slipstream does not start, because the node's primary address %s is of a family that it cannot serve: %s.", primary, why), "")
 		return false
 	}
 	return true
-}
-
-// nodeAddress returns the first InternalIP of a Node, or "".
-func nodeAddress(n *corev1.Node) string {
-	for _, a := range n.Status.Addresses {
-		if a.Type == corev1.NodeInternalIP {
-			return a.Address
-		}
-	}
-	return ""
 }
