@@ -5,7 +5,7 @@ package healthcheck
 import (
 	"encoding/json"
 	"fmt"
-	stdlog "log"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/netip"
@@ -15,6 +15,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/go-logr/logr"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/observe/server"
 	"k8s.io/apimachinery/pkg/types"
@@ -51,18 +52,10 @@ func newService(name types.NamespacedName, port uint16, healthy func() bool, log
 		ReadHeaderTimeout: headerTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeader,
-		ErrorLog:          stdlog.New(httpLog{log}, "", 0),
+		ErrorLog:          slog.NewLogLogger(logr.ToSlogHandler(log.WithName("healthCheckNodePort")), slog.LevelInfo), // such as failed accepts
 	}
 	server.Bound(&svc.http)
 	return svc
-}
-
-// httpLog receives errors of net/http, such as failed accepts.
-type httpLog struct{ log klog.Logger }
-
-func (l httpLog) Write(p []byte) (int, error) {
-	l.log.Info("Answering a health check", "problem", strings.TrimSpace(string(p)))
-	return len(p), nil
 }
 
 func (svc *service) set(c desired.HealthCheck) {

@@ -126,8 +126,10 @@ func (v *View) Status(ctx context.Context) (*Status, error) {
 }
 
 func (v *View) status(ctx context.Context, patience time.Duration) (*Status, error) {
+	var kernel unix.Utsname
+	_ = unix.Uname(&kernel) // it fails for a bad pointer only
 	s := &Status{
-		At: time.Now(), Version: v.Version, Mode: v.Mode, Node: v.Node, Kernel: release(), Missing: v.Missing, Source: v.Source, Started: v.Started,
+		At: time.Now(), Version: v.Version, Mode: v.Mode, Node: v.Node, Kernel: unix.ByteSliceToString(kernel.Release[:]), Missing: v.Missing, Source: v.Source, Started: v.Started,
 		NoFastPath: v.NoFastPath,
 		Tables:     v.tableUsage(), Problems: []Problem{}, Warnings: v.Warnings.Last(),
 	}
@@ -270,15 +272,6 @@ func (v *View) tableUsage() []TableUsage {
 		all = append(all, v.Affinity()...)
 	}
 	return all
-}
-
-// release returns the kernel's release.
-func release() string {
-	var u unix.Utsname
-	if err := unix.Uname(&u); err != nil {
-		return "unknown"
-	}
-	return unix.ByteSliceToString(u.Release[:])
 }
 
 // number reads a kernel parameter.

@@ -69,11 +69,7 @@ func Answer(w http.ResponseWriter, status int, media string, body []byte) {
 
 // configz shows the configurations: an object with one member for each API group.
 func (s *Server) configz(w http.ResponseWriter, r *http.Request) {
-	all := s.options.Configz
-	if all == nil {
-		all = map[string]any{}
-	}
-	body, err := json.Marshal(all)
+	body, err := json.Marshal(s.options.Configz)
 	if err != nil {
 		klog.FromContext(r.Context()).Error(err, "Could not show the configuration")
 		http.Error(w, "error marshaling json: "+err.Error(), http.StatusInternalServerError)

@@ -57,18 +57,14 @@ func (s *Server) serve(ctx context.Context, e *endpoint) error {
 	}
 }
 
-// report records an Event or logs a failure, unless it is the same as the one before.
+// report records an Event about a failure, unless it is the same as the one before.
 func (s *Server) report(log klog.Logger, e *endpoint, err error) {
 	if err.Error() == e.reported {
 		log.V(2).Info("Still cannot serve", "endpoint", e.name, "reason", err.Error())
 		return
 	}
 	e.reported = err.Error()
-	if s.options.Events != nil {
-		s.options.Events.Warning(e.reason, err.Error())
-		return
-	}
-	log.Error(err, "Cannot serve", "endpoint", e.name)
+	s.options.Events.Warning(e.reason, err.Error())
 }
 
 // once listens and serves until ctx ends or it fails.

@@ -51,7 +51,7 @@ type Options struct {
 
 	Metrics *metrics.Metrics
 	Proxy   Proxy
-	Events  events.Recorder // records addresses that cannot be listened on; nil: they are logged
+	Events  events.Recorder // records addresses that cannot be listened on
 
 	Problems func(context.Context) (any, error)                  // returns the answer of /problems
 	Listen   func(network, address string) (net.Listener, error) // net.Listen if nil
