@@ -122,17 +122,13 @@ func (o *runFlags) run(cmd *cobra.Command) error {
 		}
 		defer stop()
 	}
-	err = serve(ctx, &app{config: c, master: o.master, flags: flagValues(cmd.Flags())})
+	flags := map[string]string{}
+	cmd.Flags().VisitAll(func(f *pflag.Flag) { flags[f.Name] = f.Value.String() })
+	err = serve(ctx, &app{config: c, master: o.master, flags: flags})
 	if why := context.Cause(ctx); err == nil && why != nil && cmd.Context().Err() == nil {
 		return why
 	}
 	return err
-}
-
-func flagValues(fs *pflag.FlagSet) map[string]string {
-	values := map[string]string{}
-	fs.VisitAll(func(f *pflag.Flag) { values[f.Name] = f.Value.String() })
-	return values
 }
 
 // errConfigChanged ends the proxy so that its supervisor starts it again.

@@ -305,6 +305,8 @@ func (s *app) run(ctx context.Context) error {
 		MinSyncPeriod: c.MinSyncPeriod(),
 		Readers:       readers.Look,
 		CheckPeriod:   c.Slipstream.CheckPeriod.Duration,
+		VerifyPeriod:  c.Slipstream.VerifyPeriod.Duration,
+		OpenReader:    func(ctx context.Context) (proxy.Reader, error) { return s.dataplane.openReader(ctx, c) },
 		NodeAddresses: netif.Namespace(0).WatchAddresses,
 
 		ResetDeletedNodes: c.Slipstream.ResetDeletedNodes,
@@ -349,7 +351,9 @@ func (s *app) run(ctx context.Context) error {
 			a.ForSockets()
 		}
 	}
-	verifyInBackground(&options, c, s.metrics, s.dataplane)
+	if options.VerifyPeriod > 0 {
+		s.metrics.OnVerify()
+	}
 	p = proxy.New(s.objects, desired.New(s.desired), s.dataplane, s.metrics, options)
 	defer s.serveView(ctx, p)()
 	defer s.serveDrained(ctx, p)()
@@ -382,7 +386,10 @@ func (s *app) staysBehind(err error) { s.events.Warning(events.LeftoversStay, er
 func (s *app) removeLeftovers(ctx context.Context) {
 	var both sync.WaitGroup
 	defer both.Wait()
-	both.Go(func() { removeFormerModes(ctx, s.config.Mode(), s.staysBehind) })
+	both.Go(func() { // until it succeeds, as the old rules may take precedence over the new ones
+		fromSecondsToMinutes := wait.Backoff{Duration: 5 * time.Second, Factor: 2, Steps: 7, Cap: 5 * time.Minute}
+		retryUntilSuccess(ctx, fromSecondsToMinutes, func() error { return removeModes(ctx, s.config.Mode()) }, s.staysBehind)
+	})
 	if o, _ := s.leftovers(ctx); s.client != nil || o.OnlyVirtualServers {
 		o.Failed = s.staysBehind
 		takeover.Run(ctx, o)
@@ -569,14 +576,6 @@ func adjustOOMScore(log klog.Logger, score *int32) {
 	if err := os.WriteFile("/proc/self/oom_score_adj", []byte(strconv.Itoa(int(*score))), 0); err != nil {
 		log.V(2).Info("Could not set oom_score_adj", "score", *score, "reason", err.Error())
 	}
-}
-
-// removeFormerModes removes everything that earlier runs have programmed in other modes. It
-// retries until it succeeds or ctx ends, as the old rules may take precedence over the new
-// ones. Repeated errors are reported once.
-func removeFormerModes(ctx context.Context, used string, failed func(error)) {
-	fromSecondsToMinutes := wait.Backoff{Duration: 5 * time.Second, Factor: 2, Steps: 7, Cap: 5 * time.Minute}
-	retryUntilSuccess(ctx, fromSecondsToMinutes, func() error { return removeModes(ctx, used) }, failed)
 }
 
 // retryUntilSuccess calls do until it succeeds or ctx ends. It calls failed for each error

@@ -243,11 +243,3 @@ func (w *watched) untilReady(ctx context.Context) error {
 		quiet.Stop()
 	}
 }
-
-// verifyInBackground configures verification if verifyPeriod is set.
-func verifyInBackground(o *proxy.Options, c *config.Config, m *metrics.Metrics, b instance) {
-	o.OpenReader = func(ctx context.Context) (proxy.Reader, error) { return b.openReader(ctx, c) }
-	if o.VerifyPeriod = c.Slipstream.VerifyPeriod.Duration; o.VerifyPeriod > 0 {
-		m.OnVerify()
-	}
-}
