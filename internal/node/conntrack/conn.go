@@ -97,12 +97,12 @@ func (c *Conn) run(ctx context.Context, searches []*search) (Stats, error) {
 
 // find returns requests that delete the stale entries.
 func (c *Conn) find(ctx context.Context, s *search, stats *Stats) (stale []netlink.Message, err error) {
-	var e entry
+	var e ctnetlink.Entry
 	var bad error
 	visit := func(data []byte) {
 		stats.Entries++
-		if e.parse(data) && s.stale(&e) {
-			m, err := e.deletion()
+		if e.Parse(data) && e.ID != nil && s.stale(&e) {
+			m, err := deletion(&e)
 			if err != nil {
 				bad = err
 				return
@@ -140,10 +140,10 @@ func Destinations(ctx context.Context) (all []desired.FrontendKey, err error) {
 		s.filter.addProtocol(desired.SCTP)
 		s.filter.to.addAll()
 		s.filter.replies.addAll()
-		var e entry
+		var e ctnetlink.Entry
 		err = errors.Join(err, c.walk(ctx, s, &Stats{}, func(data []byte) {
-			if e.parse(data) && e.translated && e.protocol != desired.TCP {
-				to[desired.FrontendKey{AddrPort: e.destination, Protocol: e.protocol}] = true
+			if e.Parse(data) && e.Status&ctnetlink.StatusDNAT != 0 && e.Original.Protocol != uint8(desired.TCP) {
+				to[destination(&e)] = true
 			}
 		}))
 	}

@@ -60,9 +60,9 @@ func (c *Conn) probe(ctx context.Context, f family) (addresses bool, err error) 
 	byAddress.to.add(to)
 	attributes, err := byAddress.attributes(f, true)
 	if err == nil {
-		var seen entry
+		var seen ctnetlink.Entry
 		err = c.conn.Dump(ctx, uint8(f), attributes, func(data []byte) {
-			addresses = addresses || seen.parse(data) && seen.destination == to && seen.replies == to
+			addresses = addresses || seen.Parse(data) && seen.Original.Dst == to && seen.Reply.Src == to
 		})
 	}
 	if refused(err) {

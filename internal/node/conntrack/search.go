@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/ctnetlink"
 )
 
 // search describes the stale flows of one address family. Looking up whether an entry is
@@ -172,20 +173,28 @@ func (s *search) add(p desired.Protocol, frontends []desired.FrontendKey, backen
 	}
 }
 
+// destination is that of the flow's first packet.
+func destination(e *ctnetlink.Entry) desired.FrontendKey {
+	return desired.FrontendKey{AddrPort: e.Original.Dst, Protocol: desired.Protocol(e.Original.Protocol)}
+}
+
+const synSent = 1 // enum tcp_conntrack: the SYN has no answer
+
 // stale reports whether an entry is to be deleted.
-func (s *search) stale(e *entry) bool {
-	to, replies := desired.FrontendKey{AddrPort: e.destination, Protocol: e.protocol}, e.replies
+func (s *search) stale(e *ctnetlink.Entry) bool {
+	to, replies := destination(e), e.Reply.Src // replies come from the backend, or the destination itself
+	tcp, waits := to.Protocol == desired.TCP, e.TCPState == synSent
 	ranges := s.ranges[to.Addr()]
 	in := slices.IndexFunc(ranges, to.Overlaps)
 	switch {
 	case s.tcp != nil:
-		return e.protocol == desired.TCP && e.destination != e.replies && s.tcp[e.replies]
+		return tcp && to.AddrPort != replies && s.tcp[replies]
 	case s.begun != nil:
-		return e.protocol == desired.TCP && e.destination == e.replies && (s.begun[e.destination] || in >= 0) && e.synSent
+		return tcp && to.AddrPort == replies && (s.begun[replies] || in >= 0) && waits
 	}
 	f := s.frontends[to]
-	if f == nil && in >= 0 && e.replies.Port() == to.Port() && !s.ports[to] { // others are to a port that the Service has
-		f, replies = s.frontends[ranges[in]], netip.AddrPortFrom(e.replies.Addr(), 0)
+	if f == nil && in >= 0 && replies.Port() == to.Port() && !s.ports[to] { // others are to a port that the Service has
+		f, replies = s.frontends[ranges[in]], netip.AddrPortFrom(replies.Addr(), 0)
 	}
-	return f != nil && (e.protocol != desired.TCP || e.synSent) && (f.removed[replies] || f.noNAT && !e.translated || f.only != nil && !f.only[replies])
+	return f != nil && (!tcp || waits) && (f.removed[replies] || f.noNAT && e.Status&ctnetlink.StatusDNAT == 0 || f.only != nil && !f.only[replies])
 }

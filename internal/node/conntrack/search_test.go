@@ -86,20 +86,19 @@ func TestSearches(t *testing.T) {
 				continue
 			}
 			fl := flow{protocol: protocols[r.IntN(len(protocols))], to: endpointAt(a), answeredBy: endpointAt(b)}
-			e := entry{protocol: fl.protocol, destination: fl.to, replies: fl.answeredBy}
-			e.family = familyOf(e.destination)
-			if e.protocol == desired.TCP {
+			e := entryOf(fl.protocol, fl.to, fl.answeredBy)
+			if fl.protocol == desired.TCP {
 				fl.state = uint8(r.IntN(4))
-				e.synSent = fl.state == 1
+				e.TCPState = fl.state
 			}
 			got := false
 			for _, s := range searches {
-				if s.family != e.family || !s.stale(&e) {
+				if s.family != familyOf(fl.to) || !s.stale(&e) {
 					continue
 				}
 				got = true
 				for _, agree := range []bool{
-					slices.Contains(s.filter.protocols, e.protocol), s.filter.to.agrees(e.destination), s.filter.replies.agrees(e.replies),
+					slices.Contains(s.filter.protocols, fl.protocol), s.filter.to.agrees(fl.to), s.filter.replies.agrees(fl.answeredBy),
 				} {
 					if !agree {
 						t.Fatalf("seed %d: %+v: a filter hides %+v", seed, flows, fl)
@@ -145,11 +144,16 @@ func TestSharedBackends(t *testing.T) {
 		t.Errorf("%d bytes were allocated", n)
 	}
 	for i, want := range []bool{true, false} {
-		e := entry{family: ipv4, protocol: desired.UDP, destination: many.Frontends[i].AddrPort, replies: crowdBackend(5000)}
+		e := entryOf(desired.UDP, many.Frontends[i].AddrPort, crowdBackend(5000))
 		if s.stale(&e) != want {
 			t.Errorf("frontend %d: stale %v", i, !want)
 		}
 	}
+}
+
+// entryOf is an entry of a flow, which a backend answers.
+func entryOf(p desired.Protocol, to, answeredBy netip.AddrPort) ctnetlink.Entry {
+	return ctnetlink.Entry{Original: ctnetlink.Tuple{Protocol: uint8(p), Dst: to}, Reply: ctnetlink.Tuple{Protocol: uint8(p), Src: answeredBy}}
 }
 
 // FuzzEntry parses invalid messages.
@@ -164,25 +168,22 @@ func FuzzEntry(f *testing.F) {
 	f.Add(append(ctnetlink.Header(uint8(ipv4)), a...))
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, data []byte) {
-		var e entry
-		if !e.parse(data) {
+		var e ctnetlink.Entry
+		if !e.Parse(data) || e.ID == nil {
 			return
 		}
-		if e.family != ipv4 && e.family != ipv6 {
-			return
-		}
-		m, err := e.deletion()
+		m, err := deletion(&e)
 		if err != nil {
 			t.Fatal(err)
 		}
 		// A deletion without a tuple would empty the table.
-		var sent entry
+		var sent []byte
 		for typ, payload := range nfnl.Attributes(m.Data[4:]) {
 			if typ == nl.CTA_TUPLE_ORIG {
-				sent.original = payload
+				sent = payload
 			}
 		}
-		if len(sent.original) == 0 || fmt.Sprint(sent.original) != fmt.Sprint(e.original) {
+		if len(sent) == 0 || fmt.Sprint(sent) != fmt.Sprint(e.Tuple) {
 			t.Fatalf("deletion %x of entry %x", m.Data, data)
 		}
 	})
@@ -224,15 +225,17 @@ func TestRangesSpareOthers(t *testing.T) {
 	slice("3", 5081, "10.0.0.4")
 	service("1", 2001, "")
 	s.Full()
-	flow := func(to, by string) *entry {
-		return &entry{family: ipv4, protocol: desired.UDP, destination: netip.MustParseAddrPort(to), replies: netip.MustParseAddrPort(by), translated: true}
+	flow := func(to, by string) *ctnetlink.Entry {
+		e := entryOf(desired.UDP, netip.MustParseAddrPort(to), netip.MustParseAddrPort(by))
+		e.Status = ctnetlink.StatusDNAT
+		return &e
 	}
 	check := func(when string, flows []desired.StaleFlows, inRange bool) {
 		t.Helper()
-		stale := func(e *entry) bool {
+		stale := func(e *ctnetlink.Entry) bool {
 			return slices.ContainsFunc(plan(flows), func(s *search) bool { return s.family == ipv4 && s.stale(e) })
 		}
-		for name, e := range map[string]*entry{
+		for name, e := range map[string]*ctnetlink.Entry{
 			"another's port": flow("198.51.100.9:5060", "10.0.0.2:5060"), "another's NodePort": flow("198.51.100.9:5081", "10.0.0.4:5081"), "its own port": flow("198.51.100.9:5070", "10.0.0.1:5070"),
 		} {
 			if stale(e) {
@@ -265,7 +268,8 @@ func TestRangesBegun(t *testing.T) {
 	searches := plan([]desired.StaleFlows{{Protocol: desired.TCP, Frontends: []desired.FrontendKey{{AddrPort: netip.MustParseAddrPort("10.96.0.9:3000"), Protocol: desired.TCP, Last: 3100}}}})
 	for port, want := range map[uint16]bool{2999: false, 3000: true, 3050: true, 3100: true, 3101: false} {
 		to := netip.AddrPortFrom(netip.MustParseAddr("10.96.0.9"), port)
-		e := entry{family: ipv4, protocol: desired.TCP, destination: to, replies: to, synSent: true}
+		e := entryOf(desired.TCP, to, to)
+		e.TCPState = synSent
 		if got := searches[0].stale(&e); got != want || want && !searches[0].filter.to.agrees(to) {
 			t.Errorf("port %d: %v, and the filter: %+v", port, got, searches[0].filter)
 		}
