@@ -42,19 +42,13 @@ func (c *Controller) buildOn(ctx context.Context, replace bool) error {
 // skeleton writes the table without rules, elements and interfaces.
 func (c *Controller) skeleton(b *nfnl.Batch) {
 	b.AddTable(table, tableComment)
-	for _, s := range c.sets() {
+	for _, s := range sets() {
 		b.AddSet(table, s)
 	}
 	c.engine.objects(b)
-	all, _ := c.engine.skeleton()
-	for _, chain := range all {
+	for _, chain := range c.engine.chains() {
 		b.AddChain(table, chain)
 	}
-}
-
-func (c *Controller) sets() []*nfnl.Set {
-	_, more := c.engine.skeleton()
-	return append(sets(), more...)
 }
 
 // prepare removes the rules and elements of an existing table, except for the elements that
@@ -66,7 +60,7 @@ func (c *Controller) prepare(b *nfnl.Batch, existing *nfnl.Contents, replace boo
 	if existing == nil {
 		return nil
 	}
-	has, compatible := existing.Compatible(c.sets())
+	has, compatible := existing.Compatible(sets())
 	if replace || !compatible || !c.engine.fits(existing) {
 		b.DeleteTable(table)
 		return nil
@@ -84,7 +78,7 @@ func (c *Controller) prepare(b *nfnl.Batch, existing *nfnl.Contents, replace boo
 		}
 	}
 	if f := existing.Flowtable(flowtableName); f != nil {
-		return newDeviceSet(f.Devices)
+		return unique(f.Devices)
 	}
 	return nil
 }

@@ -24,8 +24,6 @@ type link struct {
 // deviceSet is a set of devices of a flowtable.
 type deviceSet map[nfnl.Device]bool
 
-func newDeviceSet(all []nfnl.Device) deviceSet { return unique(all) }
-
 // list returns the devices in order.
 func (s deviceSet) list() []nfnl.Device {
 	return slices.SortedFunc(maps.Keys(s), func(a, b nfnl.Device) int { return strings.Compare(a.Name, b.Name) })
@@ -185,7 +183,7 @@ func (c *Controller) reread() error {
 	// If there is no flowtable, the kernel does not return so many devices, or the
 	// flowtable does not exist. In the second case adding devices fails.
 	if f := t.Flowtable(flowtableName); f != nil {
-		c.devices = newDeviceSet(f.Devices)
+		c.devices = unique(f.Devices)
 	}
 	return c.list()
 }

@@ -20,9 +20,7 @@ type ebpfEngine struct {
 	program *ebpf.Engine
 }
 
-func (c *ebpfEngine) skeleton() ([]nfnl.Chain, []*nfnl.Set) {
-	return chainsForEBPF, nil
-}
+func (c *ebpfEngine) chains() []nfnl.Chain { return chainsForEBPF }
 
 func (c *ebpfEngine) objects(*nfnl.Batch) {}
 

@@ -17,8 +17,8 @@ import (
 // that selects the connections, and the Controller, whose lock is held in all methods except run,
 // flushed, cleanup and close.
 type fastEngine interface {
-	// skeleton returns the chains of the table, and the engine's sets. objects writes its other objects.
-	skeleton() (chains []nfnl.Chain, more []*nfnl.Set)
+	// chains returns the chains of the table, and objects writes what the engine has there beside sets.
+	chains() []nfnl.Chain
 	objects(b *nfnl.Batch)
 
 	// fits reports whether an existing table is the engine's, so that its flows may stay.

@@ -24,7 +24,7 @@ type flowtableEngine struct {
 	replace  bool // the next setDevices replaces the flowtable
 }
 
-func (c *flowtableEngine) skeleton() ([]nfnl.Chain, []*nfnl.Set) { return chains, nil }
+func (c *flowtableEngine) chains() []nfnl.Chain { return chains }
 
 func (c *flowtableEngine) objects(b *nfnl.Batch) {
 	b.AddCounter(table, counterOffloaded)
@@ -170,7 +170,7 @@ func (c *flowtableEngine) checkTable(t *nfnl.Contents) error {
 	case c.unsynced:
 		return nil
 	}
-	has := newDeviceSet(f.Devices)
+	has := deviceSet(unique(f.Devices))
 	if maps.Equal(has, c.devices) {
 		return nil
 	}
