@@ -85,14 +85,14 @@ func (d *scopeSets) loadSticky(key uint32) []expr.Any {
 // If a look-up finds nothing, a backend is picked. There are two tries, because a look-up
 // during a commit can miss an element that exists before and after it.
 //
-// With shared, it does so for pools of Services with ranges: the port of the recorded backend can be another
-// one, so it does not count, and the map partners has the backend with the address.
-func (w *ruleWriter) affinity(d *scopeSets, shared bool) {
-	chain, comment := d.prefix+chainAffinity, "@affinity[ID in @sticky . saddr], if that is in @members of the pool"
+// The selector, of affinitySelectors, can be for pools of Services with ranges: the port of the recorded backend
+// can be another one, so it does not count, and the map partners has the backend with the address.
+func (w *ruleWriter) affinity(d *scopeSets, selector int) {
+	chain, comment := d.chainOf(selector), "@affinity[ID in @sticky . saddr], if that is in @members of the pool"
 	var recorded []expr.Any
 	member := []expr.Any{&expr.Lookup{SetName: w.members.Name, SourceRegister: regRemember}, w.dnatTo(d, regBackend+1, regBackend)}
-	if shared {
-		chain, comment = d.prefix+chainShared, "@affinity[ID in @sticky . saddr], by its address in @partners of the pool"
+	if selector&sharedSelector != 0 {
+		comment = "@affinity[ID in @sticky . saddr], by its address in @partners of the pool"
 		recorded = []expr.Any{
 			&expr.Cmp{Op: expr.CmpOpNeq, Register: regBackend, Data: make([]byte, 2)},
 			&expr.Immediate{Register: regRemember, Data: make([]byte, 2*4)}, // no port
@@ -185,12 +185,6 @@ func affinityOf(f *desired.Frontend) uint32 {
 const rememberPrefix = "remember-"
 
 func rememberChain(seconds uint32) string { return fmt.Sprintf("%s%d", rememberPrefix, seconds) }
-
-// isRememberChain reports whether a chain records backends of clients.
-func isRememberChain(name string) bool {
-	_, is := timeoutOf(name)
-	return is
-}
 
 // timeoutOf returns the timeout of a chain that records backends of clients.
 func timeoutOf(chain string) (seconds uint32, is bool) {

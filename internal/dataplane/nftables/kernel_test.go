@@ -546,9 +546,9 @@ func TestCheckFindsMissingElement(t *testing.T) {
 	for slot := -1; slot < slots; slot++ {
 		dataplanetest.Reconcile(t, k.Dataplane, s)
 		id := k.poolOf(t, "web-77")
-		set, key, checks := v4.pools, k.writer.poolKey(id), 2*services/(2*sampleSize)
+		set, key, checks := v4.pools, word(k.writer.number(id)), 2*services/(2*sampleSize)
 		if slot >= 0 {
-			set, key, checks = v4.addressSets[desired.Cluster].endpoints, k.writer.endpointKey(id, slot), 2*services*slots/(2*sampleSize)
+			set, key, checks = v4.addressSets[desired.Cluster].endpoints, number(word(k.writer.number(id)), uint32(slot)), 2*services*slots/(2*sampleSize)
 		}
 		var batch nfnl.Batch
 		batch.DeleteElement(v4.table, set, key)
@@ -700,7 +700,7 @@ func TestRefusalNamesTheService(t *testing.T) {
 	id := k.poolOf(t, "web-2")
 	var batch nfnl.Batch
 	v4 := &schemas[desired.IPv4]
-	batch.DeleteElement(v4.table, v4.addressSets[desired.Cluster].endpoints, k.writer.endpointKey(id, 1))
+	batch.DeleteElement(v4.table, v4.addressSets[desired.Cluster].endpoints, number(word(k.writer.number(id)), 1))
 	if err := k.conn.Commit(0, &batch); err != nil {
 		t.Fatal(err)
 	}

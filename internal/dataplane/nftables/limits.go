@@ -71,11 +71,6 @@ var limitSchemas = [...]limitSchema{newLimitSchema(schemas[desired.IPv4]), newLi
 
 func newLimitSchema(s schema) limitSchema {
 	s.table.Name = "slipstream-limits"
-	named := func(set *nfnl.Set, name string) *nfnl.Set {
-		renamed := *set
-		renamed.Name = name
-		return &renamed
-	}
 	s.addressSets[0].sticky, s.nodePortSets[0].sticky = named(s.addressSets[0].sticky, "limited"), named(s.nodePortSets[0].sticky, "limited-node-ports")
 	s.remember = named(s.remember, "limits")
 	l := limitSchema{schema: s}

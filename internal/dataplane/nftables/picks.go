@@ -72,8 +72,10 @@ func (d *scopeSets) chain(does string, size int) string {
 }
 
 // chainNames lists the names of all chains of a scope that are created at the start.
-func (d *scopeSets) chainNames() (all []string) {
-	all = append(all, d.affinityChains()...)
+func (s *schema) chainNames(d *scopeSets) (all []string) {
+	for _, selector := range s.affinitySelectors(d) {
+		all = append(all, d.chainOf(selector))
+	}
 	for _, size := range startSizes {
 		all = append(all, d.pickChain(size))
 		if size > exactSizes {
@@ -118,14 +120,12 @@ func (w *ruleWriter) pick(d *scopeSets, size int) {
 
 // writePicks fills the map picks of a scope.
 func (s *schema) writePicks(c dataplane.Config, batch *nfnl.Batch, d *scopeSets) {
-	drop, served := int32(dropSelector), int32(ipvsSelector)
+	selectors := append([]int{0, dropSelector}, s.affinitySelectors(d)...)
 	if c.IPVS {
-		batch.AddVerdict(s.table, d.picks, word(uint32(served)), nfnl.Goto, chainIPVS)
+		selectors = append(selectors, ipvsSelector)
 	}
-	batch.AddVerdict(s.table, d.picks, word(0), nfnl.Goto, d.chainOf(0))
-	batch.AddVerdict(s.table, d.picks, word(uint32(drop)), nfnl.Goto, d.chainOf(dropSelector))
-	for i, chain := range d.affinityChains() {
-		batch.AddVerdict(s.table, d.picks, word(d.affinitySelectors()[i]), nfnl.Goto, chain)
+	for _, selector := range selectors {
+		batch.AddVerdict(s.table, d.picks, word(uint32(selector)), nfnl.Goto, d.chainOf(selector))
 	}
 	for _, size := range startSizes {
 		s.writeSelector(batch, d, size, d.pickChain(size))

@@ -81,21 +81,18 @@ var rangedSchemas = func() (all [len(schemas)]schema) {
 		for i := range s.rangeSets {
 			d := s.addressSets[i]
 			d.prefix, d.inRange = rangePrefix+d.prefix, true
-			d.picks, d.stickyPicks = named(d.picks), named(d.stickyPicks)
+			d.picks, d.stickyPicks = named(d.picks, rangePrefix+d.picks.Name), named(d.stickyPicks, rangePrefix+d.stickyPicks.Name)
 			s.rangeSets[i] = d
-		}
-		for d := range s.eachScopeSets {
-			d.ranged = true
 		}
 		all[f] = s
 	}
 	return all
 }()
 
-// named returns a set like another, for ranges.
-func named(set *nfnl.Set) *nfnl.Set {
+// named returns a set like another, with another name.
+func named(set *nfnl.Set, name string) *nfnl.Set {
 	s := *set
-	s.Name = rangePrefix + s.Name
+	s.Name = name
 	return &s
 }
 
@@ -118,22 +115,15 @@ func (s *schema) entries() []entry {
 	return slices.DeleteFunc(slices.Clone(entries), func(e entry) bool { return e.to == chainRanges && !s.ranged })
 }
 
-// affinityChains are the chains of a scope that affinity writes, and affinitySelectors their keys in picks.
-func (d *scopeSets) affinityChains() (all []string) {
-	for _, selector := range d.affinitySelectors() {
-		all = append(all, d.chainOf(int(selector)))
-	}
-	return all
-}
-
-func (d *scopeSets) affinitySelectors() []uint32 {
+// affinitySelectors are the keys in picks for the chains of a scope that affinity writes.
+func (s *schema) affinitySelectors(d *scopeSets) []int {
 	switch {
 	case d.inRange:
-		return []uint32{stickySelector | sharedSelector}
-	case d.ranged:
-		return []uint32{stickySelector, stickySelector | sharedSelector}
+		return []int{stickySelector | sharedSelector}
+	case s.ranged:
+		return []int{stickySelector, stickySelector | sharedSelector}
 	}
-	return []uint32{stickySelector}
+	return []int{stickySelector}
 }
 
 // rangeRules writes the chains for ranges.
@@ -180,12 +170,7 @@ func (w *writer) portRange(op op, s *schema, f *desired.Frontend) {
 	last := nfnl.AppendDestination(nil, uint8(f.Protocol), netip.AddrPortFrom(f.Addr(), f.Last))
 	last[len(last)-2], last[len(last)-1] = 0xff, 0xff // the padding
 	value := append(number(nil, 0), s.frontendKey(nil, f.FrontendKey)[s.addrLen:]...)
-	w.record(op, s, s.ranges, first, value)
-	if op == del {
-		w.batch.DeleteInterval(s.table, s.ranges, first, last)
-		return
-	}
-	w.batch.AddInterval(s.table, s.ranges, first, last, value...)
+	w.interval(op, s, s.ranges, first, last, value...)
 }
 
 // rangeStart encodes the first key of the interval of a frontend.

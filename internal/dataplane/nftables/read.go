@@ -42,7 +42,7 @@ type tableReader struct {
 	content *dataplane.Content
 	err     error
 
-	selectors map[uint32]uint32             // values of the map pools, by pool
+	selectors map[uint32]int                // values of the map pools, by pool
 	picks     map[*nfnl.Set]map[uint32]bool // keys of the maps to chains
 	slots     [scopes]map[uint32]map[uint32]desired.Backend
 	members   map[uint32][]desired.Backend
@@ -128,14 +128,14 @@ func (r *tableReader) read() {
 
 func (r *tableReader) readPool(e nfnl.Element) {
 	id := firstNumber(e.Key)
-	r.keys[id], r.selectors[id] = firstNumber(e.Value[4:]), firstNumber(e.Value[8:])
+	r.keys[id], r.selectors[id] = firstNumber(e.Value[4:]), int(int32(firstNumber(e.Value[8:])))
 }
 
 func (r *tableReader) has(set desired.Set, m desired.Member) { r.content.Sets[set][m] = true }
 
 func (r *tableReader) init() {
 	r.keys, r.lasts = map[uint32]uint32{}, map[string]uint16{}
-	r.selectors, r.members, r.remembers = map[uint32]uint32{}, map[uint32][]desired.Backend{}, map[uint32]bool{}
+	r.selectors, r.members, r.remembers = map[uint32]int{}, map[uint32][]desired.Backend{}, map[uint32]bool{}
 	for i := range r.slots {
 		r.slots[i] = map[uint32]map[uint32]desired.Backend{}
 	}
@@ -182,7 +182,7 @@ func (r *tableReader) checkSlots() {
 		}
 	}
 	for id := range r.members {
-		if selector := r.selectors[id]; int32(selector) < 0 || selector&stickySelector == 0 {
+		if selector := r.selectors[id]; selector < 0 || selector&stickySelector == 0 {
 			r.fault("members of pool %d, which has no affinity", id)
 		}
 	}
@@ -216,12 +216,12 @@ func (r *tableReader) choice(scope desired.Scope, e nfnl.Element) (key desired.F
 		return key, c, false, false
 	}
 	d := r.setsOf(key, scope)
-	sticky = int32(selector) > 0 && selector&stickySelector != 0
-	shared := r.keys[id]&sharedSelector != 0 && int32(selector) > 0
-	if want := selectorKey(int(int32(selector))); r.keys[id] != want && !(shared && sticky && r.keys[id] == want|sharedSelector) {
+	sticky = selector > 0 && selector&stickySelector != 0
+	shared := r.keys[id]&sharedSelector != 0 && selector > 0
+	if want := selectorKey(selector); r.keys[id] != want && !(shared && sticky && r.keys[id] == want|sharedSelector) {
 		r.fault("pool %d leads to %#x", id, r.keys[id])
 	}
-	if !r.picks[d.picks][r.keys[id]] || sticky && !r.picks[d.stickyPicks][selector] {
+	if !r.picks[d.picks][r.keys[id]] || sticky && !r.picks[d.stickyPicks][uint32(selector)] {
 		r.fault("frontend %s draws by %#x, for which there is no chain", key, selector)
 	}
 	slots := make([]desired.Backend, len(r.slots[scope][id]))
@@ -232,34 +232,32 @@ func (r *tableReader) choice(scope desired.Scope, e nfnl.Element) (key desired.F
 	}
 	var balance desired.Balance
 	switch {
-	case int32(selector) < 0 || selector&hashSelector == 0:
+	case selector < 0 || selector&hashSelector == 0:
 	case selector&portSelector != 0:
 		balance.Algorithm = desired.MaglevPort
 	default:
 		balance.Algorithm = desired.Maglev
 	}
 	c = dataplane.ChoiceOf(balance, slots)
-	drop := int32(dropSelector)
-	if selector == uint32(drop) {
+	switch selector {
+	case dropSelector:
 		c.IfEmpty = desired.Drop
 		if len(c.Backends) > 0 {
 			r.fault("frontend %s drops but has backends", key)
 		}
 		return key, c, false, true
-	}
-	if int32(selector) == passSelector {
+	case passSelector:
 		c.IfEmpty = desired.Pass
 		return key, c, false, true
-	}
-	if served := int32(ipvsSelector); selector == uint32(served) {
+	case ipvsSelector:
 		c.ByIPVS = true
 		return key, c, false, true
 	}
 	want := len(slots)
-	if !ordered(int(selector)) {
+	if !ordered(selector) {
 		want = pickSize(want)
 	}
-	if size := selector & sizeMask; size != uint32(want) {
+	if size := selector & sizeMask; size != want {
 		r.fault("frontend %s draws below %d for %d slots", key, size, len(slots))
 	}
 	if sticky { // members can be without a slot because of their weight

@@ -82,7 +82,7 @@ func (r *tableReader) pool(ctx context.Context, d *scopeSets, id uint32, sticky 
 		return
 	}
 	r.readPool(e)
-	selector := r.selectors[id]
+	selector := uint32(r.selectors[id])
 	key := number(nil, r.keys[id])
 	_, r.picks[d.picks][firstNumber(key)] = r.element(d.picks, key)
 	_, r.picks[d.stickyPicks][selector] = r.element(d.stickyPicks, number(nil, selector))

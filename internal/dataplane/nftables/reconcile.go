@@ -166,6 +166,7 @@ func (b *Dataplane) prepare(head, tail *nfnl.Batch, s *schema, t *nfnl.Contents,
 			s.writePicks(b.config, head, d)
 		}
 	}
+	wanted, _ := want.batch.Written()
 	for _, c := range t.Chains {
 		seconds, remembers := timeoutOf(c.Name)
 		created := remembers || s.isOnDemandChain(c.Name) // when they were first needed
@@ -173,7 +174,7 @@ func (b *Dataplane) prepare(head, tail *nfnl.Batch, s *schema, t *nfnl.Contents,
 		case s.isCreated(c.Name) && len(c.Base) > 0: // another process's
 			head.FlushChain(s.table, c.Name)
 			head.DeleteChain(s.table, c.Name)
-		case !created && write && !s.hasChain(c.Name):
+		case !created && write && !hasChain(&wanted, c.Name):
 			head.DeleteChain(s.table, c.Name)
 		case strings.HasPrefix(c.Name, sealPrefix):
 			head.FlushChain(s.table, c.Name)
@@ -225,11 +226,11 @@ func (s *schema) write(batch *nfnl.Batch, c dataplane.Config, full *desired.Chan
 	}
 	rules := ruleWriter{schema: s, batch: batch}
 	for d := range s.eachScopeSets {
-		for _, name := range d.chainNames() {
+		for _, name := range s.chainNames(d) {
 			batch.AddChain(s.table, nfnl.Chain{Name: name})
 		}
-		for i := range d.affinityChains() {
-			rules.affinity(d, d.affinitySelectors()[i]&sharedSelector != 0)
+		for _, selector := range s.affinitySelectors(d) {
+			rules.affinity(d, selector)
 		}
 		for _, size := range startSizes {
 			rules.pick(d, size)
@@ -239,16 +240,6 @@ func (s *schema) write(batch *nfnl.Batch, c dataplane.Config, full *desired.Chan
 	for d := range s.eachScopeSets {
 		s.writePicks(c, batch, d)
 	}
-}
-
-// hasChain reports whether write creates a chain.
-func (s *schema) hasChain(name string) bool {
-	for d := range s.eachScopeSets {
-		if slices.Contains(d.chainNames(), name) {
-			return true
-		}
-	}
-	return slices.ContainsFunc(s.chains(), func(c nfnl.Chain) bool { return c.Name == name })
 }
 
 // explain adds the Service to a refusal by the kernel of an element of a frontend or a pool.

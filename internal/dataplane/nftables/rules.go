@@ -245,7 +245,7 @@ func (w *ruleWriter) refuse(chain string) {
 
 // masquerade writes the rule that marks the traffic to masquerade.
 func (w *ruleWriter) masquerade(chain string, m desired.Masquerade, local desired.LocalTraffic, mark uint32) {
-	switch from := w.notFromPod(local); {
+	switch from := w.podMatch(local, expr.CmpOpNeq); {
 	case m == desired.MasqueradeAlways:
 		w.rule(chain, "", setMark(mark))
 	case m == desired.MasqueradeNode:
@@ -291,7 +291,7 @@ func (w *ruleWriter) toLocal(chain string, local *scopeSets, to string) {
 // Traffic that starts on this node may go to all backends, in another chain, as if it had passed a
 // load balancer and arrived at another node.
 func (w *ruleWriter) externalLocal(chain string, local *scopeSets, all string, full *desired.Change, mark uint32) {
-	if from := w.fromPod(full.Local); from != nil {
+	if from := w.podMatch(full.Local, expr.CmpOpEq); from != nil {
 		w.rule(chain, "from a pod", from, goTo(all))
 	}
 	w.masquerade(chain, full.Masquerade.Local, full.Local, mark)
@@ -365,13 +365,11 @@ func (w *ruleWriter) enter(base, to string) {
 
 // dnatTo sends the packet to the backend in registers, or to its address if it is for a range.
 func (s *schema) dnatTo(d *scopeSets, addr, port uint32) expr.Any {
-	if d.inRange {
-		return &expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(s.table.Family), RegAddrMin: addr}
+	nat := &expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(s.table.Family), RegAddrMin: addr}
+	if !d.inRange {
+		nat.Specified, nat.RegProtoMin = true, port
 	}
-	return &expr.NAT{
-		Type: expr.NATTypeDestNAT, Family: uint32(s.table.Family), Specified: true,
-		RegAddrMin: addr, RegProtoMin: port,
-	}
+	return nat
 }
 
 func lookup(set *nfnl.Set, from, to uint32) expr.Any {
@@ -463,12 +461,7 @@ func drop() []expr.Any { return []expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}
 
 // This file has the expressions that match a packet's origin.
 
-// fromPod matches traffic from this node's pods, and notFromPod all other traffic. Both
-// are nil without a criterion.
-func (s *schema) fromPod(l desired.LocalTraffic) []expr.Any { return s.podMatch(l, expr.CmpOpEq) }
-
-func (s *schema) notFromPod(l desired.LocalTraffic) []expr.Any { return s.podMatch(l, expr.CmpOpNeq) }
-
+// podMatch matches traffic from this node's pods or, with CmpOpNeq, all other traffic. It is nil without a criterion.
 func (s *schema) podMatch(l desired.LocalTraffic, op expr.CmpOp) []expr.Any {
 	switch {
 	case l.Iface != "":

@@ -57,7 +57,6 @@ type scopeSets struct {
 	prefix           string // of the names of picks and of chains
 	onNode           bool   // for NodePorts, whose keys are a protocol and a port
 	inRange          bool   // for ranges of ports
-	ranged           bool   // schema.ranged
 	frontends, picks *nfnl.Set
 	stickyPicks      *nfnl.Set // for clients with session affinity but without a backend
 	endpoints        *nfnl.Set // shared with the sets for NodePorts

@@ -89,5 +89,6 @@ func (b *Dataplane) readCreated(s *schema) (*nfnl.Batch, error) {
 
 // isCreated reports whether a chain is not covered by the seal.
 func (s *schema) isCreated(name string) bool {
-	return isRememberChain(name) || s.isOnDemandChain(name) || strings.HasPrefix(name, sealPrefix)
+	_, remembers := timeoutOf(name)
+	return remembers || s.isOnDemandChain(name) || strings.HasPrefix(name, sealPrefix)
 }

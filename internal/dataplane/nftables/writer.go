@@ -86,10 +86,10 @@ func (s *schema) isSmall(set *nfnl.Set) bool {
 	return set == s.nodeAddresses || set == s.serviceCIDRs || set == s.hairpin || set == s.loopback
 }
 
-func (w *writer) interval(op op, s *schema, set *nfnl.Set, first, last []byte) {
-	w.record(op, s, set, first, nil)
+func (w *writer) interval(op op, s *schema, set *nfnl.Set, first, last []byte, value ...byte) {
+	w.record(op, s, set, first, value)
 	if op == add {
-		w.batch.AddInterval(s.table, set, first, last)
+		w.batch.AddInterval(s.table, set, first, last, value...)
 	} else {
 		w.batch.DeleteInterval(s.table, set, first, last)
 	}
@@ -97,16 +97,6 @@ func (w *writer) interval(op op, s *schema, set *nfnl.Set, first, last []byte) {
 
 // number returns a pool's number in the kernel.
 func (w *writer) number(id desired.PoolID) uint32 { return w.base + uint32(id) }
-
-func (w *writer) poolKey(id desired.PoolID) []byte {
-	w.key = number(w.key[:0], w.number(id))
-	return w.key
-}
-
-func (w *writer) endpointKey(id desired.PoolID, slot int) []byte {
-	w.key = number(w.poolKey(id), uint32(slot))
-	return w.key
-}
 
 // write writes the elements to delete or to add for one family. Consecutive elements of one
 // set share a message.
@@ -153,7 +143,7 @@ func (w *writer) pools(op op, s *schema) {
 	}
 	for r := range updates {
 		if selector := of(op, r.after, r.before); selector != noSelector && r.after != r.before {
-			w.poolKey(r.id)
+			w.key = number(w.key[:0], w.number(r.id))
 			key := selectorKey(selector)
 			if r.shared && key == stickySelector {
 				key |= sharedSelector
@@ -188,7 +178,7 @@ func (w *writer) pools(op op, s *schema) {
 }
 
 func (w *writer) slot(op op, r *poolUpdate, slot int, b desired.Backend) {
-	w.endpointKey(r.id, slot)
+	w.key = number(number(w.key[:0], w.number(r.id)), uint32(slot))
 	w.value = r.schema.endpointValue(w.value[:0], b)
 	w.element(op, r.schema, r.scopeSets.endpoints, "")
 }
@@ -289,12 +279,9 @@ func (w *writer) frontends(op op, s *schema, change *desired.Change) {
 		if f.IsRange() && other == nil {
 			w.portRange(op, s, f)
 		}
-	}
-	for f, other := range frontends {
-		if f.Sources == nil || other != nil && f.Sources == other.Sources {
-			continue
+		if f.Sources != nil && (other == nil || f.Sources != other.Sources) {
+			w.sources(op, s, f, f.Sources.All())
 		}
-		w.sources(op, s, f, f.Sources.All())
 	}
 }
 
