@@ -55,12 +55,7 @@ const (
 )
 
 // String is "IPv4" or "IPv6".
-func (f Family) String() string {
-	if f == IPv4 {
-		return "IPv4"
-	}
-	return "IPv6"
-}
+func (f Family) String() string { return [...]string{"IPv4", "IPv6"}[f] }
 
 // Families is a set of address families.
 type Families [families]bool

@@ -125,12 +125,7 @@ const (
 )
 
 // String is "Cluster" or "Local".
-func (s Scope) String() string {
-	if s == Local {
-		return "Local"
-	}
-	return "Cluster"
-}
+func (s Scope) String() string { return [...]string{"Cluster", "Local"}[s] }
 
 // Verdict is what happens to traffic for a pool without backends.
 type Verdict uint8

@@ -24,9 +24,9 @@ func (s *State) collect() *Update {
 		e.dirty = false
 		c.Pools = e.change(c.Pools, s)
 		s.dirtyRelay(e)
-		s.follow(e)
+		put(s.following, e, e.followsLoads() && len(e.entries) > 0 && !e.gone)
 		s.followWarming(e)
-		s.followDetection(e)
+		put(s.detecting, e, e.detection() != "")
 		s.schedulesByWeight(e)
 		s.failsOver(e)
 		c.Flows = s.staleFlows(c.Flows, e)
@@ -47,8 +47,7 @@ func (s *State) collect() *Update {
 		if f.contest != nil && !s.isContested(f) && !s.isAPIServer(f.key) {
 			f.contest = nil
 		}
-		s.reportAPIServer(f)
-		s.reportNodes(f)
+		s.reportLeftOut(f)
 		if s.config.relayed(f.key) {
 			c.Relays = append(c.Relays, s.relay(f))
 		} else if fc, differs := s.frontendChange(f); differs {

@@ -128,16 +128,17 @@ func (svc *service) replaceSlice(s *State, from, to *slice) {
 func (s *State) moveEndpoints(e *endpoints, from, to *slice) {
 	fromAll, fromEndpoints := from.endpointsFor(e)
 	toAll, toEndpoints := to.endpointsFor(e)
-	list := func(x sliceEndpoint, all ofSlice, n int) { e.list(Backend{x.ip, all.port}, x.cond, all.weight, n) }
-	remove := func(x sliceEndpoint) { list(x, fromAll, -1) }
-	add := func(x sliceEndpoint) { list(x, toAll, 1) }
 	if fromAll == toAll {
-		difference(fromEndpoints, toEndpoints, remove, add)
+		fromEndpoints, toEndpoints = difference(fromEndpoints, toEndpoints)
 	} else {
-		difference(fromEndpoints, nil, remove, nil)
 		e.entries = slices.Grow(e.entries, len(toEndpoints))
 		e.touched = slices.Grow(e.touched, len(toEndpoints))
-		difference(nil, toEndpoints, nil, add)
+	}
+	for _, x := range fromEndpoints {
+		e.list(Backend{x.ip, fromAll.port}, x.cond, fromAll.weight, -1)
+	}
+	for _, x := range toEndpoints {
+		e.list(Backend{x.ip, toAll.port}, x.cond, toAll.weight, 1)
 	}
 	if len(e.touched) > 0 {
 		s.markDirty(e)

@@ -24,11 +24,7 @@ func (spec *serviceSpec) passes(k AddressKind) bool {
 // failsOver has the frontends of endpoints that have changed decided again.
 func (s *State) failsOver(e *endpoints) {
 	if spec := e.port.service.spec; spec != nil && spec.failsOver && !e.gone {
-		s.eachClaim(spec, []*port{e.port}, func(key FrontendKey, kind AddressKind, _ *port) {
-			if spec.passes(kind) && FamilyOf(key.Addr()) == e.family {
-				s.dirtyFrontend(s.frontends[key])
-			}
-		})
+		s.dirtyClaimsOf(e)
 	}
 }
 

@@ -70,17 +70,7 @@ const (
 
 // String is the kind as in the Kubernetes documentation.
 func (k AddressKind) String() string {
-	switch k {
-	case ClusterIP:
-		return "ClusterIP"
-	case ExternalIP:
-		return "external IP"
-	case LoadBalancerIP:
-		return "load balancer IP"
-	case NodePort:
-		return "NodePort"
-	}
-	return fmt.Sprintf("address kind %d", uint8(k))
+	return [...]string{ClusterIP: "ClusterIP", LoadBalancerIP: "load balancer IP", NodePort: "NodePort", ExternalIP: "external IP"}[k]
 }
 
 // External reports whether externalTrafficPolicy applies to addresses of the kind.

@@ -56,10 +56,6 @@ type balancers struct {
 	touched   []netip.Addr // may have to be placed, or not any more
 }
 
-func newBalancers() balancers {
-	return balancers{map[netip.Addr]int{}, map[netip.Addr]int{}, map[netip.Addr]int{}, map[netip.Addr]bool{}, nil}
-}
-
 // countBalancer counts a frontend that is reported (n = 1) or was reported (n = -1); nil for none.
 func (s *State) countBalancer(f *Frontend, n int) {
 	if s.config.IPVS && f != nil && f.Kind == LoadBalancerIP && !f.Passes {

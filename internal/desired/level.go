@@ -96,15 +96,6 @@ func (e *endpoints) followsLoads() bool {
 	return spec != nil && spec.Scheduler.Algorithm == LeastConnections
 }
 
-// follow records whether the choice of endpoints follows loads.
-func (s *State) follow(e *endpoints) {
-	if e.followsLoads() && len(e.entries) > 0 && !e.gone {
-		s.following[e] = true
-	} else {
-		delete(s.following, e)
-	}
-}
-
 // levelWeights replaces the weights of backends by those that level their loads. former are the
 // weights that were reported, except [DefaultWeight]. No backend gets more than twice its
 // configured share of connections, or less than a step.

@@ -117,9 +117,7 @@ func (s *State) setLimits(svc *service, old *serviceSpec) {
 		return
 	}
 	svc.unlimited, s.limitsDiffer = false, true
-	if delete(s.limited, svc); has {
-		s.limited[svc] = true
-	}
+	put(s.limited, svc, has)
 }
 
 // placeLimits decides, before a change, which Services have their limits: the oldest, if there is no room for all.

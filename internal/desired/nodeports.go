@@ -94,15 +94,23 @@ func (s *State) leaveAPIServer(sl *slice) {
 	}
 }
 
-// reportAPIServer reports a Service that would have had the address of an API server.
-func (s *State) reportAPIServer(f *frontend) {
-	if len(f.claims) == 0 || f.claims[0].kind != ExternalIP || !s.isAPIServer(f.key) {
+// reportLeftOut reports a Service that would have had the address of an API server, or a range at an address of a node.
+func (s *State) reportLeftOut(f *frontend) {
+	var field, reason string
+	switch {
+	case len(f.claims) == 0:
+		return
+	case f.claims[0].kind == ExternalIP && s.isAPIServer(f.key):
+		field, reason = "spec.externalIPs", f.key.String()+" is an API server, which all nodes need"
+	case s.isNodes(f):
+		field, reason = rangesField, f.key.String()+" is not served: "+f.key.Addr().String()+" is an address of a node, whose own programs need its ports"
+	default:
 		return
 	}
 	loser := f.claims[0].port
 	if contest := [2]ServicePort{{}, loser.name}; f.contest == nil || *f.contest != contest {
 		f.contest = &contest
-		s.addProblem(ProblemOf(loser.service.name, "spec.externalIPs", f.key.String()+" is an API server, which all nodes need"))
+		s.addProblem(ProblemOf(loser.service.name, field, reason))
 	}
 }
 

@@ -63,9 +63,6 @@ func (s *State) setPod(name types.NamespacedName, to *pod) {
 		delete(o.pods, name)
 	}
 	if to != nil {
-		if o.pods == nil {
-			o.pods = map[types.NamespacedName]*pod{}
-		}
 		o.pods[name] = to
 		s.usePod(name, to, 1)
 	}
@@ -111,12 +108,7 @@ func (s *State) setNamespace(name string, off bool) {
 		}
 	}
 	usePods(-1)
-	if o.namespaces == nil {
-		o.namespaces = map[string]bool{}
-	}
-	if o.namespaces[name] = true; !off {
-		delete(o.namespaces, name)
-	}
+	put(o.namespaces, name, off)
 	usePods(1)
 	for _, svc := range s.services {
 		if svc.name.Namespace == name && svc.spec != nil {

@@ -49,15 +49,6 @@ func (e *endpoints) detection() string {
 	return e.port.service.spec.detection
 }
 
-// followDetection records whether endpoints are to be watched.
-func (s *State) followDetection(e *endpoints) {
-	if e.detection() != "" {
-		s.detecting[e] = true
-	} else {
-		delete(s.detecting, e)
-	}
-}
-
 // Detecting reports whether there are Services with [AnnotationOutliers].
 func (s *State) Detecting() bool { return len(s.detecting) > 0 }
 

@@ -62,9 +62,7 @@ func (s *State) permit(namespace string, allowed bool) {
 	if s.permits.namespaces[namespace] == allowed {
 		return
 	}
-	if s.permits.namespaces[namespace] = true; !allowed {
-		delete(s.permits.namespaces, namespace)
-	}
+	put(s.permits.namespaces, namespace, allowed)
 	for _, o := range maps.Clone(s.permits.objects[namespace]) {
 		switch o := o.(type) {
 		case *corev1.Service:

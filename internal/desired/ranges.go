@@ -246,18 +246,6 @@ func (s *State) isNodes(r *frontend) bool {
 	return slices.Contains(s.node.listed, a) || s.balancers.others[a] > 0 || own && s.sets[OwnIPs].has(Address(a))
 }
 
-// reportNodes reports a range that is left out at an address of a node.
-func (s *State) reportNodes(f *frontend) {
-	if !s.isNodes(f) {
-		return
-	}
-	loser := f.claims[0].port
-	if contest := [2]ServicePort{{}, loser.name}; f.contest == nil || *f.contest != contest {
-		f.contest = &contest
-		s.addProblem(ProblemOf(loser.service.name, rangesField, f.key.String()+" is not served: "+f.key.Addr().String()+" is an address of a node, whose own programs need its ports"))
-	}
-}
-
 // exceptPorts lists the ports in ranges whose flows stay.
 func (s *State) exceptPorts(all []StaleFlows) []StaleFlows {
 	for i := range all {

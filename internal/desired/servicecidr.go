@@ -22,9 +22,6 @@ func (s *State) SetServiceCIDR(in *networkingv1.ServiceCIDR) {
 			all = append(all, p)
 		}
 	}
-	if s.serviceCIDRs == nil {
-		s.serviceCIDRs = map[string][]netip.Prefix{}
-	}
 	s.serviceCIDRs[in.Name] = all
 	s.selectServiceCIDRs()
 }

@@ -124,8 +124,13 @@ func (c SetChange) All() iter.Seq2[Member, bool] {
 // Note updates a record of the members' addresses.
 func (c SetChange) Note(record map[netip.Addr]bool) {
 	for m, added := range c.All() {
-		if record[m.Addr] = true; !added {
-			delete(record, m.Addr)
-		}
+		put(record, m.Addr, added)
+	}
+}
+
+// put has a member in a set, or not.
+func put[K comparable](set map[K]bool, member K, in bool) {
+	if set[member] = true; !in {
+		delete(set, member)
 	}
 }

@@ -158,9 +158,9 @@ func (s *State) conditionOf(e *discoveryv1.Endpoint) (c condition) {
 	return c
 }
 
-// difference calls remove and then add for the endpoints in which two versions of a slice
-// differ. An endpoint that a version lists twice counts twice.
-func difference(from, to []sliceEndpoint, remove, add func(sliceEndpoint)) {
+// difference returns the endpoints that only one of two versions of a slice has. An endpoint that a version lists
+// twice counts twice.
+func difference(from, to []sliceEndpoint) (removed, added []sliceEndpoint) {
 	for len(from) > 0 && len(to) > 0 && from[0] == to[0] {
 		from, to = from[1:], to[1:]
 	}
@@ -168,14 +168,9 @@ func difference(from, to []sliceEndpoint, remove, add func(sliceEndpoint)) {
 		from, to = from[:len(from)-1], to[:len(to)-1]
 	}
 	if len(from)*len(to) > 1 {
-		from, to = onlyIn(from, to), onlyIn(to, from)
+		return onlyIn(from, to), onlyIn(to, from)
 	}
-	for _, e := range from {
-		remove(e)
-	}
-	for _, e := range to {
-		add(e)
-	}
+	return from, to
 }
 
 // onlyIn returns the endpoints of a that are not in b.

@@ -102,12 +102,10 @@ func (e *endpoints) warm(en *entry, now time.Time) {
 
 // followWarming records whether there are entries that became ready a short time ago.
 func (s *State) followWarming(e *endpoints) {
-	if len(e.warming) > 0 && !e.gone && e.port.service.slowStart() > 0 {
-		s.warming[e] = true
-		return
+	warming := len(e.warming) > 0 && !e.gone && e.port.service.slowStart() > 0
+	if put(s.warming, e, warming); !warming {
+		e.warming = nil
 	}
-	e.warming = nil
-	delete(s.warming, e)
 }
 
 // lowerWarming lowers the weights of backends that became ready a short time ago. It multiplies all weights if that

@@ -115,16 +115,11 @@ func (s *State) ViewServices(filter func(types.NamespacedName) bool, endpoints b
 }
 
 func (s *State) viewService(svc *service, endpoints bool) *ServiceView {
-	scope := func(local bool) string {
-		if local {
-			return Local.String()
-		}
-		return Cluster.String()
-	}
-	p := svc.spec.policy
+	internal, _ := svc.spec.policy.scopes(ClusterIP)
+	_, external := svc.spec.policy.scopes(ExternalIP)
 	v := &ServiceView{
 		Namespace: svc.name.Namespace, Name: svc.name.Name, Affinity: svc.spec.affinity, Limits: svc.limits().String(),
-		InternalPolicy: scope(p.internalLocal), ExternalPolicy: scope(p.externalLocal),
+		InternalPolicy: internal.String(), ExternalPolicy: external.String(),
 	}
 	for _, port := range svc.ports {
 		for _, e := range port.endpoints {
@@ -293,19 +288,16 @@ func (s *State) Counts() Counts {
 
 // Uses joins the uses in the pools of both scopes, if they differ.
 func (v *EndpointView) Uses() string {
-	if v.Warming > 0 {
-		return fmt.Sprintf("%s, warming: %d %%", v.uses(), v.Warming)
-	}
-	return v.uses()
-}
-
-func (v *EndpointView) uses() string {
 	cluster, local := v.Use[Cluster.String()], v.Use[Local.String()]
+	uses := "Cluster: " + cluster + ", Local: " + local
 	switch {
 	case cluster == local || local == "":
-		return cluster
+		uses = cluster
 	case cluster == "":
-		return local
+		uses = local
 	}
-	return "Cluster: " + cluster + ", Local: " + local
+	if v.Warming > 0 {
+		uses += fmt.Sprintf(", warming: %d %%", v.Warming)
+	}
+	return uses
 }
