@@ -159,11 +159,10 @@ func (p *Proxy) checkFastPath(ctx context.Context) {
 		return
 	}
 	p.callFastPath(ctx, func() error { return fast.Check(ctx) }, func(err error) {
-		switch {
-		case errors.Is(err, dataplane.ErrDamaged):
+		if errors.Is(err, dataplane.ErrDamaged) {
 			p.log.Error(err, "Programming the fast path again")
 			p.fastPath.failed()
-		default:
+		} else {
 			p.checkFastPathFailed.Log(p.log, err, "Could not check the fast path")
 		}
 	})

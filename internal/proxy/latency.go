@@ -47,11 +47,6 @@ func (t *triggers) set(s *discoveryv1.EndpointSlice) {
 	t.waiting[name] = trigger{f, at}
 }
 
-// drop drops the trigger of a deleted slice, which was not about its deletion.
-func (t *triggers) drop(namespace, name string) {
-	delete(t.waiting, types.NamespacedName{Namespace: namespace, Name: name})
-}
-
 // done records the latency of all triggers, when the kernel has their changes, and returns the
 // longest one. A trigger in the future comes from a different clock and is ignored.
 func (t *triggers) done(now time.Time, m *metrics.Metrics) (longest time.Duration) {

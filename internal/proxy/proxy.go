@@ -290,16 +290,17 @@ func (p *Proxy) note(e source.Event, changed bool) {
 		p.metrics.ServiceChange()
 	case *discoveryv1.EndpointSlice:
 		p.metrics.EndpointChange(changed)
+		name := types.NamespacedName{Namespace: o.Namespace, Name: o.Name}
 		if d := p.departed; d != nil {
 			var now []placed
 			if e.Type == source.Set {
 				now = placedIn(o)
 			}
-			d.setSlice(types.NamespacedName{Namespace: o.Namespace, Name: o.Name}, now)
+			d.setSlice(name, now)
 		}
 		switch {
 		case e.Type == source.Delete:
-			p.triggers.drop(o.Namespace, o.Name)
+			delete(p.triggers.waiting, name) // it was not about the deletion
 		case changed:
 			p.triggers.set(o)
 		}
@@ -480,13 +481,9 @@ func (p *Proxy) program(ctx context.Context) error {
 }
 
 func (p *Proxy) apply(ctx context.Context, c *desired.Change) error {
-	kind, apply := metrics.Change, p.backend.Apply
-	if p.full {
-		kind, apply = metrics.Full, p.backend.Reconcile
-	}
-	about := desired.Families{true, true}
+	kind, apply, about := metrics.Full, p.backend.Reconcile, desired.Families{true, true}
 	if !p.full {
-		about = families(c)
+		kind, apply, about = metrics.Change, p.backend.Apply, families(c)
 	}
 	p.verifying.touched.note(c, p.full)
 	start := time.Now()

@@ -56,12 +56,8 @@ func (e *BatchError) Lacks() bool {
 // IsUnsupported reports whether an error means that the kernel lacks a subsystem of
 // netfilter, or support for a family.
 func IsUnsupported(err error) bool {
-	for _, errno := range []unix.Errno{unix.EINVAL, unix.EOPNOTSUPP, unix.EPROTONOSUPPORT, unix.EAFNOSUPPORT} {
-		if errors.Is(err, errno) {
-			return true
-		}
-	}
-	return false
+	lacks := []unix.Errno{unix.EINVAL, unix.EOPNOTSUPP, unix.EPROTONOSUPPORT, unix.EAFNOSUPPORT}
+	return slices.ContainsFunc(lacks, func(errno unix.Errno) bool { return errors.Is(err, errno) })
 }
 
 // kernelError is a parsed NLMSG_ERROR.

@@ -226,7 +226,9 @@ func (c *Counter) update(ctx context.Context) error {
 			return err
 		}
 	}
-	return c.readEvents()
+	lost, err := c.events.Read(c.event)
+	c.missing = c.missing || lost
+	return err
 }
 
 // readTable reads the table. Events about its entries may still be in the queue. They change
@@ -258,13 +260,6 @@ func (c *Counter) readTable(ctx context.Context) error {
 	}
 	c.missing, c.read, c.took = false, time.Now(), time.Since(start)
 	return nil
-}
-
-// readEvents reads the events that are in the queue.
-func (c *Counter) readEvents() error {
-	lost, err := c.events.Read(c.event)
-	c.missing = c.missing || lost
-	return err
 }
 
 // event processes a message.
