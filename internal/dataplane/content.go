@@ -81,10 +81,8 @@ type Reader interface {
 
 // ReadOne is a ReadFrontend of dataplanes that can only read everything. It returns the faults, which
 // are of all frontends, only if the frontend is missing.
-func ReadOne(ctx context.Context, r interface {
-	Read(context.Context) (*Content, error)
-}, want *desired.Change) (*Content, error) {
-	all, err := r.Read(ctx)
+func ReadOne(ctx context.Context, read func(context.Context) (*Content, error), want *desired.Change) (*Content, error) {
+	all, err := read(ctx)
 	if err != nil {
 		return nil, err
 	}

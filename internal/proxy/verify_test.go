@@ -82,7 +82,7 @@ func (e *eyes) Read(context.Context) (*dataplane.Content, error) {
 func (e *eyes) Rules(context.Context, *desired.Change) (int, []string, error) { return 0, nil, nil }
 
 func (e *eyes) ReadFrontend(ctx context.Context, want *desired.Change) (*dataplane.Content, error) {
-	return dataplane.ReadOne(ctx, e, want)
+	return dataplane.ReadOne(ctx, e.Read, want)
 }
 
 func (e *eyes) Close() error {

@@ -234,7 +234,7 @@ func (t *toy) Read(ctx context.Context) (*dataplane.Content, error) {
 
 // ReadFrontend implements dataplane.Reader.
 func (t *toy) ReadFrontend(ctx context.Context, want *desired.Change) (*dataplane.Content, error) {
-	return dataplane.ReadOne(ctx, t, want)
+	return dataplane.ReadOne(ctx, t.Read, want)
 }
 
 // Rules implements dataplane.Reader.

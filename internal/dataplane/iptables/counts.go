@@ -36,14 +36,15 @@ func (b *Dataplane) count(steps []*step) {
 	b.counts.Store(c)
 }
 
-// rejections are the reasons for which the rules of chainFirewall reject packets, in the order
-// of the rules.
-var rejections = []string{
-	dataplane.SourceNotAllowed,
-	dataplane.NoEndpoints, dataplane.NoEndpoints, // TCP and others
-	dataplane.NoLocalEndpoints,
-	dataplane.UnknownPort, dataplane.UnknownPort,
-	dataplane.UnallocatedAddress,
+// rejections are the reasons for which the rules of chains reject packets, in the order of the rules: often one for
+// TCP and one for others.
+var rejections = map[string][]string{
+	chainFirewall: {
+		dataplane.SourceNotAllowed, dataplane.NoEndpoints, dataplane.NoEndpoints, dataplane.NoLocalEndpoints,
+		dataplane.UnknownPort, dataplane.UnknownPort, dataplane.UnallocatedAddress,
+	},
+	chainNodeReject: {dataplane.NoEndpoints, dataplane.NoEndpoints},
+	chainNodeDrop:   {dataplane.NoLocalEndpoints},
 }
 
 // invalidRule is the index in chainForward of the rule that drops invalid packets, which does
@@ -66,22 +67,15 @@ func (b *Dataplane) PacketCounts() (c PacketCounts, err error) {
 		}
 		byReason := map[string]uint64{}
 		c.Rejected[f] = byReason
-		add := func(v iptchains.View, chain string, reasons []string) error {
-			rejected, err := v.Packets(chain)
-			for i := range min(len(rejected), len(reasons)) {
-				byReason[reasons[i]] += rejected[i]
-			}
-			return err
-		}
 		err := b.view(f, tableFilter, func(v iptchains.View) error {
-			if err := add(v, chainFirewall, rejections); err != nil {
-				return err
-			}
-			if err := add(v, chainNodeReject, []string{dataplane.NoEndpoints, dataplane.NoEndpoints}); err != nil {
-				return err
-			}
-			if err := add(v, chainNodeDrop, []string{dataplane.NoLocalEndpoints}); err != nil {
-				return err
+			for chain, reasons := range rejections {
+				rejected, err := v.Packets(chain)
+				if err != nil {
+					return err
+				}
+				for i := range min(len(rejected), len(reasons)) {
+					byReason[reasons[i]] += rejected[i]
+				}
 			}
 			forwarded, err := v.Packets(chainForward)
 			if len(forwarded) > invalidRule {

@@ -19,7 +19,7 @@ var _ dataplane.Reader = (*Dataplane)(nil)
 
 // ReadFrontend implements dataplane.Reader. The commands of iptables can only list everything.
 func (b *Dataplane) ReadFrontend(ctx context.Context, want *desired.Change) (*dataplane.Content, error) {
-	return dataplane.ReadOne(ctx, b, want)
+	return dataplane.ReadOne(ctx, b.Read, want)
 }
 
 // Read implements dataplane.Reader. It reads the kernel alone, and uses nothing that the

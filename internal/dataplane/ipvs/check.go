@@ -253,7 +253,7 @@ func (b *Dataplane) end(ctx context.Context, ended map[ipvs.Key][]netip.AddrPort
 
 // ReadFrontend implements dataplane.Reader.
 func (b *Dataplane) ReadFrontend(ctx context.Context, want *desired.Change) (*dataplane.Content, error) {
-	return dataplane.ReadOne(ctx, b, want)
+	return dataplane.ReadOne(ctx, b.Read, want)
 }
 
 // Read implements dataplane.Reader.

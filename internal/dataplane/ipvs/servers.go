@@ -241,7 +241,10 @@ func (s *servers) replace(p *plan, f *desired.Frontend, pool *pool, removed, add
 		if p.refused.drop(key, d.AddrPort) {
 			continue // the kernel does not have it
 		}
-		p.drain.add(key, d.AddrPort)
+		if p.drain[key] == nil {
+			p.drain[key] = map[netip.AddrPort]bool{}
+		}
+		p.drain[key][d.AddrPort] = false
 		p.last = append(p.last, step{ipvs.SetDestination(key, d), key, d.AddrPort, f.Service, noDestination})
 	}
 }
@@ -258,13 +261,6 @@ func (s *servers) order(f *desired.Frontend, added []desired.Backend) []desired.
 		rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 	}
 	return all
-}
-
-func (d drains) add(key ipvs.Key, to netip.AddrPort) {
-	if d[key] == nil {
-		d[key] = map[netip.AddrPort]bool{}
-	}
-	d[key][to] = false
 }
 
 // each calls visit with each virtual server's frontend and pool.
