@@ -58,8 +58,6 @@ func chainsIn(hook uint32) []nfnl.Chain {
 // typeInterfaceName is nft's number for names of interfaces, of 16 bytes.
 const typeInterfaceName nfnl.DataType = 41
 
-const interfaceNameLen = unix.IFNAMSIZ
-
 // family is what depends on the address family.
 type family struct {
 	nfnl.Family
@@ -95,7 +93,7 @@ func newFamily(f nfnl.Family, name string) family {
 }
 
 // interfaces is the set of the interfaces that take part.
-var interfaces = &nfnl.Set{Name: "interfaces", KeyType: typeInterfaceName, KeyLen: interfaceNameLen, HostOrder: true}
+var interfaces = &nfnl.Set{Name: "interfaces", KeyType: typeInterfaceName, KeyLen: unix.IFNAMSIZ, HostOrder: true}
 
 // typeProtocolFamily is nft's number for address families, of one byte.
 const typeProtocolFamily nfnl.DataType = 2
@@ -134,8 +132,8 @@ func (f *family) parseFrontendKey(b []byte) (k desired.FrontendKey, ok bool) {
 
 // interfaceKey encodes an interface's name like the kernel's registers.
 func interfaceKey(name string) []byte {
-	var key [interfaceNameLen]byte
-	copy(key[:interfaceNameLen-1], name)
+	var key [unix.IFNAMSIZ]byte
+	copy(key[:len(key)-1], name)
 	return key[:]
 }
 

@@ -56,12 +56,6 @@ type programObjects struct {
 }
 
 func (o *programObjects) Close() error {
-	var errs []error
-	for _, m := range []*ebpf.Map{o.Connections, o.Endpoints, o.Frontends, o.Lease, o.Namespaces, o.NodeAddresses, o.Peers, o.Pools} {
-		errs = append(errs, m.Close())
-	}
-	for _, p := range []*ebpf.Program{o.Connect4, o.Connect6, o.Getpeername4, o.Getpeername6} {
-		errs = append(errs, p.Close())
-	}
-	return errors.Join(errs...)
+	return errors.Join(o.Connections.Close(), o.Endpoints.Close(), o.Frontends.Close(), o.Lease.Close(), o.Namespaces.Close(),
+		o.NodeAddresses.Close(), o.Peers.Close(), o.Pools.Close(), o.Connect4.Close(), o.Connect6.Close(), o.Getpeername4.Close(), o.Getpeername6.Close())
 }

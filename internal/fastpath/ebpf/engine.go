@@ -93,20 +93,10 @@ func Open(ns int, tc bool, lease time.Duration) (e *Engine, err error) {
 	}
 	// Any request has the kernel load the module of conntrack, whose functions the program calls.
 	_, _ = e.ct.Get(context.Background(), ctnetlink.Tuple{Protocol: unix.IPPROTO_UDP})
-	if err = e.load(); err == nil {
-		err = e.setTimeouts()
-	}
-	if err != nil {
-		return e, err
-	}
-	if err = e.dial(); err != nil {
-		return e, err
-	}
-	if err = e.probe(); err != nil {
-		return e, err
-	}
-	if err = e.adopt(); err != nil {
-		return e, err
+	for _, do := range []func() error{e.load, e.setTimeouts, e.dial, e.probe, e.adopt} {
+		if err = do(); err != nil {
+			return e, err
+		}
 	}
 	_ = e.watchIPsec() // after an error nothing is offloaded, and Run repeats it
 	return e, e.renew()

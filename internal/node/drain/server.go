@@ -318,17 +318,12 @@ func (s *Server) watch(ctx context.Context) {
 			lost, err = events.Read(s.event)
 		}
 		if lost || err != nil {
-			s.lost()
+			s.mu.Lock()
+			for _, p := range s.pods { // connections may have come to any of them
+				p.last = time.Now()
+			}
+			s.mu.Unlock()
 		}
-	}
-}
-
-// lost notes that connections may have come to any pod.
-func (s *Server) lost() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, p := range s.pods {
-		p.last = time.Now()
 	}
 }
 
@@ -340,14 +335,10 @@ func (s *Server) event(message []byte) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if p := s.to[e.Reply.Src.Addr()]; p != nil && !s.probes(&e) {
+	probes := s.node[e.Original.Src.Addr()] && e.Original.Dst == e.Reply.Src // from the node straight to a pod, as the kubelet does
+	if p := s.to[e.Reply.Src.Addr()]; p != nil && !probes {
 		p.connections, p.seen, p.last = p.connections+1, true, time.Now()
 	}
-}
-
-// probes reports whether a connection comes from the node straight to a pod, as the kubelet's probes do.
-func (s *Server) probes(e *ctnetlink.Entry) bool {
-	return s.node[e.Original.Src.Addr()] && e.Original.Dst == e.Reply.Src
 }
 
 // tracked reports whether conntrack has a connection between a pod and something else than the node. So it is with most
