@@ -4,6 +4,7 @@ package desired
 
 import (
 	"fmt"
+	"math"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -107,7 +108,7 @@ func TestBudget(t *testing.T) {
 // TestBudgetChanges: a Service loses its tables when it grows over the budget, and gets them back, by
 // its ports, endpoints and algorithm. Nothing is left of a Service that is deleted.
 func TestBudgetChanges(t *testing.T) {
-	s := New(Config{NodeName: "n1"})
+	s := New(Config{NodeName: "n1", NamespaceChange: math.MaxInt})
 	step := func(what string, d demand, want Algorithm, problems int) {
 		t.Helper()
 		d.set(s)

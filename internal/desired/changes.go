@@ -2,26 +2,61 @@
 
 package desired
 
-import "slices"
+import (
+	"cmp"
+	"math"
+	"slices"
+)
 
 // Change returns the difference from the last Change or Full.
 func (s *State) Change() *Update {
 	if s.local() != s.reportedLocal || s.ranged != s.reportedRanged {
 		return &Update{Change: Change{Rebuild: true, Local: s.local()}}
 	}
-	return s.collect()
+	return s.collect(cmp.Or(s.config.NamespaceChange, MaxChange))
 }
 
-// collect returns the difference from the last report and marks it as reported.
-func (s *State) collect() *Update {
+// MaxChange is how many backends and slots of a namespace one Change gives anew, so that others do not wait for all of a
+// large one. The first Service port is changed whatever it needs. Health checks do not wait.
+const MaxChange = 1 << 13
+
+// Postpones reports whether the last Change left endpoints of a namespace for the next, with "" of any.
+func (s *State) Postpones(namespace string) bool {
+	return s.postponed[namespace] || namespace == "" && len(s.postponed) > 0
+}
+
+// takeDirty returns the endpoints for the next report, and leaves those for which there is no room: no namespace may
+// have more than a number of backends and slots. Those with pools that come or go are not left, as frontends refer to
+// them.
+func (s *State) takeDirty(most int) (now []*endpoints) {
+	all, left := s.dirtyEndpoints, map[string]int{}
+	s.dirtyEndpoints = nil
+	clear(s.postponed)
+	for _, e := range all {
+		of, n := e.port.name.Namespace, len(e.entries)+e.counted
+		stays := !slices.ContainsFunc(e.pools[:], func(p *pool) bool { return p != nil && (p.gone || !p.reported) })
+		former, others := left[of]
+		if left[of] = former + n; stays && others && former+n > most {
+			s.postponed[of], left[of] = true, most
+			s.dirtyEndpoints = append(s.dirtyEndpoints, e)
+			continue
+		}
+		e.dirty = false
+		now = append(now, e)
+	}
+	return now
+}
+
+// collect returns the difference from the last report, with at most so many backends and slots of a namespace that can
+// wait, and marks it as reported.
+func (s *State) collect(most int) *Update {
 	s.reportedLocal, s.reportedRanged = s.local(), s.ranged
 	s.keepBudgets()
 	s.placeLimits()
 	c := &Update{Change: Change{Local: s.reportedLocal, Ranges: s.ranged, Masquerade: s.config.masquerade()}}
 	s.decideRanges()
-	owners := s.formerOwners()
-	for _, e := range s.dirtyEndpoints {
-		e.dirty = false
+	owners, changed := s.formerOwners(), s.takeDirty(most)
+	for _, e := range changed {
 		c.Pools = e.change(c.Pools, s)
 		s.dirtyRelay(e)
 		put(s.following, e, e.followsLoads() && len(e.entries) > 0 && !e.gone)
@@ -65,12 +100,12 @@ func (s *State) collect() *Update {
 		c.Sets[set] = s.sets[set].change()
 	}
 	c.Flows = s.exceptPorts(s.movedFlows(c.Flows, owners))
-	for _, e := range s.dirtyEndpoints {
+	for _, e := range changed {
 		if e.flows != nil {
 			e.flows.firstServed = false
 		}
 	}
-	s.dirtyEndpoints, s.dirtyFrontends = nil, nil
+	s.dirtyFrontends = nil
 	c.Problems, s.problems = s.problems, nil
 	if len(s.contests) > 0 {
 		clear(s.contests)
@@ -82,7 +117,7 @@ func (s *State) collect() *Update {
 // from it. Health checks that were removed since the last Change or Full are included,
 // with Port 0, relays without a Service, and flows of frontends that no Service has any more.
 func (s *State) Full() *Update {
-	last := s.collect()
+	last := s.collect(math.MaxInt)
 	c := &Update{Change: *s.Reported(), Problems: last.Problems, AllFlows: s.exceptPorts(s.allFlows())}
 	c.Flows = slices.DeleteFunc(last.Flows, func(f StaleFlows) bool { return s.owner(f.Frontends[0]) != nil })
 	for _, h := range last.Health {

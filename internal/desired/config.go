@@ -79,8 +79,8 @@ type Config struct {
 	// Loads counts the connections of backends, for LeastConnections. Without, it is Random.
 	Loads Loads
 
-	// NamespaceSlots and NamespaceElements replace MaxSlots and MaxElements; 0 for these.
-	NamespaceSlots, NamespaceElements int
+	// NamespaceSlots, NamespaceElements and NamespaceChange replace MaxSlots, MaxElements and MaxChange; 0 for these.
+	NamespaceSlots, NamespaceElements, NamespaceChange int
 
 	// MaxTable is the largest size of a Maglev table, one of [TableSizes]; 0 for the last.
 	MaxTable int

@@ -34,6 +34,9 @@ func checkSequence(input []byte) error {
 		config.NamespaceSlots, config.NamespaceElements = 1+c.Below(9000), 1+c.Below(60)
 	}
 	if c.Below(2) == 0 {
+		config.NamespaceChange = 1 + c.Below(20)
+	}
+	if c.Below(2) == 0 {
 		config.Scheduler = func(text string, weighted bool) (string, error) { return fmt.Sprint(text, weighted), nil }
 	}
 	var objects desiredtest.Objects
@@ -85,6 +88,11 @@ func checkSequence(input []byte) error {
 	for range 2 { // the second time, endpoints are warm, as in a fresh State
 		if err := kernel.step(s, flows); err != nil {
 			return fmt.Errorf("last change: %w", err)
+		}
+		for s.Postpones("") {
+			if err := kernel.step(s, flows); err != nil {
+				return fmt.Errorf("postponed: %w", err)
+			}
 		}
 		now = now.Add(2 * time.Hour)
 		s.Advance(now)

@@ -142,10 +142,13 @@ func (m *model) uses(s *State, f Frontend, b Backend) bool {
 	return false
 }
 
-// servesIn reports whether slices say that an endpoint of a frontend's Service port serves.
+// servesIn reports whether slices said, at the last change of the endpoints, that an endpoint of a frontend's Service port serves.
 func servesIn(s *State, f Frontend, b Backend) bool {
 	e := endpointsOf(s, f)
 	i := e.find(b)
+	if e.dirty { // its changes are postponed
+		return i >= 0 && e.entries[i].flags&isServing != 0
+	}
 	return i >= 0 && e.entries[i].listed > 0 && e.entries[i].cond&serving != 0
 }
 

@@ -210,3 +210,56 @@ func TestSmallServicesMakeNoRoom(t *testing.T) {
 		}
 	}
 }
+
+// TestLargeChangeIsSplit has 65,000 endpoints of a Service replaced, and then one of another namespace. The first change
+// has that, and few of the others. All follow, no pool in parts.
+func TestLargeChangeIsSplit(t *testing.T) {
+	s, m := New(Config{NodeName: "n1"}), newModel()
+	apply := func(u *Update) {
+		t.Helper()
+		if err := m.apply(u); err != nil {
+			t.Fatal(err)
+		}
+	}
+	large := func(from int) {
+		sl := &discoveryv1.EndpointSlice{
+			ObjectMeta:  metav1.ObjectMeta{Namespace: "x", Name: "s1", Labels: map[string]string{discoveryv1.LabelServiceName: "s1"}},
+			AddressType: discoveryv1.AddressTypeIPv4,
+		}
+		for p := range 65 {
+			sl.Ports = append(sl.Ports, discoveryv1.EndpointPort{Name: ptr.To(fmt.Sprint("p", p)), Port: ptr.To(int32(p + 1))})
+		}
+		for i := range 1000 {
+			sl.Endpoints = append(sl.Endpoints, discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf("10.1.%d.%d", (from+i)>>8, (from+i)&255)}})
+		}
+		s.SetEndpointSlice(sl)
+	}
+	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "x", Name: "s1"}, Spec: corev1.ServiceSpec{ClusterIP: "10.96.1.1"}}
+	for p := range 65 {
+		svc.Spec.Ports = append(svc.Spec.Ports, corev1.ServicePort{Name: fmt.Sprint("p", p), Port: int32(p + 1)})
+	}
+	s.SetService(svc)
+	large(0)
+	addService(s, "victim", 1, 1, 1, corev1.ServiceSpec{}, nil, "")
+	apply(s.Full())
+	large(1000)
+	addService(s, "victim", 1, 1, 2, corev1.ServiceSpec{}, nil, "")
+	changes, replaced := 0, 0
+	for ; changes == 0 || s.Postpones(""); changes++ {
+		u, n, victim := s.Change(), 0, false
+		apply(u)
+		for _, p := range u.Pools {
+			if n += len(p.Added) + len(p.Removed); p.Service.Namespace == "victim" {
+				victim = true
+			} else if len(p.Added) != 1000 || len(p.Removed) != 1000 {
+				t.Errorf("%d of a pool are added, %d removed", len(p.Added), len(p.Removed))
+			}
+		}
+		if replaced += n; n > MaxChange+10 || changes == 0 != victim || s.Postpones("victim") {
+			t.Errorf("change %d has %d endpoints; of the victim: %t", changes, n, victim)
+		}
+	}
+	if fresh := newModel(); replaced < 130000 || changes > 17 || fresh.apply(s.Full()) != nil || fresh.String() != m.String() {
+		t.Errorf("%d changes with %d endpoints", changes, replaced)
+	}
+}

@@ -48,15 +48,19 @@ func (t *triggers) set(s *discoveryv1.EndpointSlice) {
 }
 
 // done records the latency of all triggers, when the kernel has their changes, and returns the
-// longest one. A trigger in the future comes from a different clock and is ignored.
-func (t *triggers) done(now time.Time, m *metrics.Metrics) (longest time.Duration) {
-	for _, w := range t.waiting {
+// longest one. Those of namespaces whose changes are postponed wait. A trigger in the future comes from a different clock
+// and is ignored.
+func (t *triggers) done(now time.Time, m *metrics.Metrics, postponed func(namespace string) bool) (longest time.Duration) {
+	for name, w := range t.waiting {
+		if postponed(name.Namespace) {
+			continue
+		}
+		delete(t.waiting, name)
 		if took := now.Sub(w.at); took >= 0 {
 			m.Latency(w.family, took)
 			longest = max(longest, took)
 		}
 	}
-	clear(t.waiting)
 	return longest
 }
 

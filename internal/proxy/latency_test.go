@@ -111,7 +111,7 @@ func TestForgedTriggers(t *testing.T) {
 			all.set(slice(fmt.Sprint(i), 1, ago(d)).Object.(*discoveryv1.EndpointSlice))
 		}
 	}
-	if longest, n := all.done(now, metrics.New()), len(all.waiting); n != 0 || longest < oldestTrigger-2*time.Minute || longest > oldestTrigger {
+	if longest, n := all.done(now, metrics.New(), func(string) bool { return false }), len(all.waiting); n != 0 || longest < oldestTrigger-2*time.Minute || longest > oldestTrigger {
 		t.Errorf("%v is the longest, %d wait", longest, n)
 	}
 	for range 100 {

@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"os"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -109,6 +110,9 @@ type Proxy struct {
 	repairs   wait.Backoff // between repairs in quick succession
 	repaired  time.Time    // time of the last repair
 
+	aside      map[string]source.Event // of namespaces that State.Postpones, the last of each object
+	asideSince time.Time
+
 	pace       pace
 	lookedBack bool // at flows to what an earlier run has programmed, or another program restored
 	loads      loads
@@ -148,6 +152,7 @@ func New(s source.Source, st *desired.State, b dataplane.Programmer, m *metrics.
 		addressed: o.NodeAddresses == nil,
 		full:      true,
 		shrunk:    map[desired.PoolID]time.Time{},
+		aside:     map[string]source.Event{},
 		backoff:   newBackoff(),
 		pace:      pace{look: o.Readers},
 		outliers:  outliers{tenants: map[string]*tenant{}, done: make(chan func(), mostProbes)},
@@ -192,9 +197,6 @@ func (p *Proxy) Run(ctx context.Context) error {
 		case batch := <-in.Events:
 			p.applyBatch(batch)
 			p.takeWaiting(in.Events)
-			if f, lacks := p.state.LacksPrimary(); lacks { // kube-proxy ends too
-				return fmt.Errorf("the family of this node's primary address, %s, is not served", f)
-			}
 		case addrs := <-in.Addresses:
 			p.state.SetNodeAddresses(addrs)
 			p.addressed = true
@@ -202,6 +204,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 		case <-p.node.missing:
 			p.warnNodeMissing()
 		case <-hold.C:
+			p.takeWaiting(in.Events)
 		case <-check.C:
 			p.check(ctx)
 			p.checkFastPath(ctx)
@@ -221,6 +224,9 @@ func (p *Proxy) Run(ctx context.Context) error {
 		case inspect := <-p.inspections:
 			inspect()
 		}
+		if f, lacks := p.state.LacksPrimary(); lacks { // kube-proxy ends too
+			return fmt.Errorf("the family of this node's primary address, %s, is not served", f)
+		}
 		if !p.pending || !p.synced || !p.addressed {
 			continue
 		}
@@ -230,7 +236,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 			continue
 		}
 		p.sync(ctx)
-		if p.pending { // it failed
+		if p.pending { // it failed, or a part is left
 			hold.Reset(time.Until(p.notUntil))
 		}
 	}
@@ -266,7 +272,9 @@ func (p *Proxy) takeWaiting(events <-chan []source.Event) {
 	}
 }
 
-func (p *Proxy) applyBatch(batch []source.Event) {
+func (p *Proxy) applyBatch(batch []source.Event) { p.applyAll(slices.DeleteFunc(batch, p.setAside)) }
+
+func (p *Proxy) applyAll(batch []source.Event) {
 	queued := false
 	for _, e := range batch {
 		if e.Type == source.Synced {
@@ -280,6 +288,39 @@ func (p *Proxy) applyBatch(batch []source.Event) {
 	p.watchNode()
 	if queued {
 		p.queued()
+	}
+}
+
+// setAside keeps an event for later, if a change of its namespace is only in part in the kernel: such changes take as
+// long as they do once, however fast its objects change, and others do not wait for them.
+func (p *Proxy) setAside(e source.Event) bool {
+	switch e.Object.(type) {
+	case *corev1.Service, *discoveryv1.EndpointSlice:
+		name := source.Name(e.Object)
+		if _, waits := p.aside[name]; !waits && !p.state.Postpones(e.Object.GetNamespace()) {
+			return false
+		}
+		if len(p.aside) == 0 {
+			p.asideSince = time.Now()
+		}
+		p.aside[name] = e
+		return true
+	}
+	return false
+}
+
+// takeAside applies the events that were kept of namespaces of which the kernel has everything, and all after a while.
+func (p *Proxy) takeAside() {
+	late := time.Since(p.asideSince) >= maxGap
+	var batch []source.Event
+	for name, e := range p.aside {
+		if late || !p.state.Postpones(e.Object.GetNamespace()) {
+			batch = append(batch, e)
+			delete(p.aside, name)
+		}
+	}
+	if len(batch) > 0 {
+		p.applyAll(batch)
 	}
 }
 
@@ -378,7 +419,7 @@ func (p *Proxy) sync(ctx context.Context) {
 		p.notUntil = time.Now().Add(delay)
 		return
 	}
-	p.pending, p.full, p.failed, p.suspects = false, false, "", nil
+	p.pending, p.full, p.failed, p.suspects = p.state.Postpones(""), false, "", nil
 	now := time.Now()
 	if p.options.Ready != nil && p.Updated().IsZero() {
 		p.background.Go(func() { p.options.Ready(ctx) })
@@ -388,6 +429,10 @@ func (p *Proxy) sync(ctx context.Context) {
 	p.metrics.NoLocalEndpoints(p.state.NoLocalEndpoints())
 	p.backoff = newBackoff()
 	p.notUntil = now.Add(p.options.MinSyncPeriod)
+	if p.pending {
+		p.notUntil = now
+	}
+	p.takeAside()
 	p.followLoads()
 }
 
@@ -472,7 +517,7 @@ func (p *Proxy) program(ctx context.Context) error {
 		p.pace.held = time.Time{}
 	}
 	if len(p.triggers.waiting) > 0 {
-		if lag := p.triggers.done(time.Now(), p.metrics); apply {
+		if lag := p.triggers.done(time.Now(), p.metrics, p.state.Postpones); apply {
 			p.programmed[len(p.programmed)-1].Lag = lag
 		}
 	}

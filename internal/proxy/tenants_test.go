@@ -5,6 +5,7 @@ package proxy
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -16,6 +17,10 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
 	"github.com/slipstream-proxy/slipstream/internal/source"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 )
 
 // picky is a dataplane that refuses whatever has a frontend of Service s2, until it is not picky any more.
@@ -144,4 +149,61 @@ func TestUnnamedRefusal(t *testing.T) {
 		stop()
 		<-done
 	})
+}
+
+// TestEventsWaitForALargeChange has the endpoints of 65 ports replaced three times while the first replacement is only in
+// part in the kernel. The second is never programmed, the third is, and another namespace's Service does not wait.
+func TestEventsWaitForALargeChange(t *testing.T) {
+	r := &recorder{}
+	p := New(make(script), desired.New(desired.Config{}), r, metrics.New(), Options{CheckPeriod: time.Second})
+	large := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "x", Name: "large"}, Spec: corev1.ServiceSpec{ClusterIP: "10.96.9.9"}}
+	sl := discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "x", Name: "large", Labels: map[string]string{discoveryv1.LabelServiceName: "large"}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+	}
+	for i := range int32(65) {
+		name := fmt.Sprint("p", i)
+		large.Spec.Ports = append(large.Spec.Ports, corev1.ServicePort{Name: name, Port: i + 1})
+		sl.Ports = append(sl.Ports, discoveryv1.EndpointPort{Name: &name, Port: ptr.To(i + 1)})
+	}
+	endpoints := func(net int) source.Event {
+		out := sl.DeepCopy()
+		for i := range 1000 {
+			out.Endpoints = append(out.Endpoints, discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf("10.%d.%d.%d", net, i>>8, i&255)}})
+		}
+		return source.Event{Type: source.Set, Object: out}
+	}
+	sync := func() {
+		t.Helper()
+		p.lateness.waiting()
+		p.sync(t.Context())
+	}
+	has := func() (nets []string) {
+		for _, pool := range p.state.Reported().Pools {
+			for _, b := range pool.Added {
+				nets = append(nets, strings.Join(strings.Split(b.String(), ".")[:2], "."))
+			}
+		}
+		slices.Sort(nets)
+		return slices.Compact(nets)
+	}
+	p.applyBatch([]source.Event{{Type: source.Set, Object: large}, endpoints(1), synced})
+	sync()
+	p.applyBatch([]source.Event{endpoints(2)})
+	sync()
+	if got := has(); !p.pending || !slices.Equal(got, []string{"10.1", "10.2"}) {
+		t.Fatalf("pending %t, the kernel has endpoints of %v", p.pending, got)
+	}
+	p.applyBatch([]source.Event{endpoints(3), service(1)})
+	p.applyBatch([]source.Event{endpoints(4)})
+	n := len(r.calls)
+	for i := 0; p.pending && i < 100; i++ {
+		sync()
+		if got := has(); slices.Contains(got, "10.3") {
+			t.Fatalf("an endpoint of a former version is programmed: %v", got)
+		}
+	}
+	if got := has(); p.pending || len(p.aside) != 0 || !slices.Equal(got, []string{"10.4"}) || !strings.Contains(r.calls[n], "+s1") {
+		t.Errorf("pending %t, %d events wait, the kernel has endpoints of %v; the next change is %s", p.pending, len(p.aside), got, r.calls[n])
+	}
 }
