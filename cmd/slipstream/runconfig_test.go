@@ -347,6 +347,16 @@ func TestExternalIPsGate(t *testing.T) {
 	}
 }
 
+// TestIPTablesChangesWhole: in iptables mode, a change in parts would cost all rules for each part.
+func TestIPTablesChangesWhole(t *testing.T) {
+	for mode, whole := range map[string]bool{config.IPTables: true, config.NFTables: false, config.IPVS: false} {
+		c := parsed(t, "--detect-local-mode NodeCIDR --proxy-mode "+mode)
+		if got := desiredConfig(c, "n1", desired.Families{}).NamespaceChange > desired.MaxElements; got != whole {
+			t.Errorf("%s: %t", mode, got)
+		}
+	}
+}
+
 // TestExcludePods checks that the expression reaches the desired state, of the agent as well.
 func TestExcludePods(t *testing.T) {
 	c, o := config.New(), agentOptions{fastPath: config.New().Slipstream.FastPath}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
 	"os"
@@ -439,7 +440,7 @@ func desiredConfig(c *config.Config, node string, without desired.Families) desi
 		directPod = func(p *corev1.Pod) bool { return !excluded(p) }
 	}
 	annotated, _ := c.Annotated() // valid
-	return desired.Config{
+	d := desired.Config{
 		Annotated:     annotated,
 		NodeName:      node,
 		NodeIP:        c.NodeIP(),
@@ -462,6 +463,10 @@ func desiredConfig(c *config.Config, node string, without desired.Families) desi
 		NoRanges:          !c.Traits().PortRanges,
 		LoopbackNodePorts: loopbackNodePorts(c),
 	}
+	if c.Traits().IPTables {
+		d.NamespaceChange = math.MaxInt // each change costs as much as all rules do
+	}
+	return d
 }
 
 // nodeName returns the name of this node: override, or the host name in lower case, as

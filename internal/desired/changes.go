@@ -8,7 +8,7 @@ import (
 	"slices"
 )
 
-// Change returns the difference from the last Change or Full.
+// Change returns the difference from the last Change or Full, or a part of it (MaxChange).
 func (s *State) Change() *Update {
 	if s.local() != s.reportedLocal || s.ranged != s.reportedRanged {
 		return &Update{Change: Change{Rebuild: true, Local: s.local()}}
@@ -17,38 +17,39 @@ func (s *State) Change() *Update {
 }
 
 // MaxChange is how many backends and slots of a namespace one Change gives anew, so that others do not wait for all of a
-// large one. The first Service port is changed whatever it needs. Health checks do not wait.
+// large one. The first Service port is changed whatever it needs, and so are those that come or go.
 const MaxChange = 1 << 13
 
-// Postpones reports whether the last Change left endpoints of a namespace for the next, with "" of any.
-func (s *State) Postpones(namespace string) bool {
-	return s.postponed[namespace] || namespace == "" && len(s.postponed) > 0
-}
+// Pending reports whether the last Change left something for the next.
+func (s *State) Pending() bool { return len(s.dirtyEndpoints) > 0 }
 
-// takeDirty returns the endpoints for the next report, and leaves those for which there is no room: no namespace may
-// have more than a number of backends and slots. Those with pools that come or go are not left, as frontends refer to
-// them.
+// Postpones reports whether the last Change left something of a namespace for the next, other than what has become
+// due since it began to do so. Further events of the namespace should wait, or each costs as much as the last one.
+func (s *State) Postpones(namespace string) bool { return s.postponed[namespace] }
+
+// takeDirty returns the endpoints for the next report, and leaves those of namespaces with more than a number of
+// backends and slots, in order. Those with pools that come or go are not left, as frontends refer to them.
 func (s *State) takeDirty(most int) (now []*endpoints) {
-	all, left := s.dirtyEndpoints, map[string]int{}
-	s.dirtyEndpoints = nil
-	clear(s.postponed)
+	all, before, sums := s.dirtyEndpoints, s.postponed, map[string]int{}
+	s.dirtyEndpoints, s.postponed = nil, map[string]bool{}
 	for _, e := range all {
-		of, n := e.port.name.Namespace, len(e.entries)+e.counted
-		stays := !slices.ContainsFunc(e.pools[:], func(p *pool) bool { return p != nil && (p.gone || !p.reported) })
-		former, others := left[of]
-		if left[of] = former + n; stays && others && former+n > most {
-			s.postponed[of], left[of] = true, most
+		of := e.port.name.Namespace
+		_, others := sums[of]
+		sums[of] += len(e.entries) + max(e.counted, e.written)
+		if others && sums[of] > most && !slices.ContainsFunc(e.pools[:], func(p *pool) bool { return p != nil && (p.gone || !p.reported) }) {
+			e.late = e.late || !before[of]
+			s.postponed[of] = s.postponed[of] || e.late
 			s.dirtyEndpoints = append(s.dirtyEndpoints, e)
 			continue
 		}
-		e.dirty = false
+		e.dirty, e.late, e.written = false, false, e.counted
 		now = append(now, e)
 	}
 	return now
 }
 
-// collect returns the difference from the last report, with at most so many backends and slots of a namespace that can
-// wait, and marks it as reported.
+// collect returns the difference from the last report, with at most so many backends and slots of a namespace, and
+// marks it as reported.
 func (s *State) collect(most int) *Update {
 	s.reportedLocal, s.reportedRanged = s.local(), s.ranged
 	s.keepBudgets()
@@ -107,9 +108,7 @@ func (s *State) collect(most int) *Update {
 	}
 	s.dirtyFrontends = nil
 	c.Problems, s.problems = s.problems, nil
-	if len(s.contests) > 0 {
-		clear(s.contests)
-	}
+	clear(s.contests)
 	return c
 }
 

@@ -16,7 +16,7 @@
 //	update := s.Change()       // the difference from the last Change or Full
 //
 // A dataplane receives the Change part of either [State.Full], the whole content, or
-// [State.Change], the difference. Applying each Change in turn always leads to the content
+// [State.Change], the difference. Applying each Change in turn, until none is pending, leads to the content
 // that Full describes, which depends on the objects only, not on the order of events. Fuzz
 // tests check both.
 //

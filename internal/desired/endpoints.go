@@ -20,8 +20,10 @@ type endpoints struct {
 	touched []Backend  // entries that changed since the last report
 	flows   *flowWatch // nil for TCP
 	counted int        // of service.slots
+	written int        // counted, at the last report
 	gone    bool       // the Service port no longer has the family
 	dirty   bool       // they are in State.dirtyEndpoints
+	late    bool       // the last Change left them for the next, and it was not the first of their namespace's
 
 	warming    map[Backend]warming // entries that became ready a short time ago
 	unanswered []Backend           // that pools have left out since the last report, as they do not answer

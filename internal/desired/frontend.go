@@ -36,19 +36,8 @@ func (p Protocol) String() string {
 	return fmt.Sprintf("protocol %d", uint8(p))
 }
 
-// protocolOf parses the API's name of a protocol. The empty name is TCP, the API's
-// default. An unknown name gives 0.
-func protocolOf(p corev1.Protocol) Protocol {
-	switch p {
-	case corev1.ProtocolTCP, "":
-		return TCP
-	case corev1.ProtocolUDP:
-		return UDP
-	case corev1.ProtocolSCTP:
-		return SCTP
-	}
-	return 0
-}
+// protocols are those of the API by name. Without one, TCP is the API's default.
+var protocols = map[corev1.Protocol]Protocol{"": TCP, corev1.ProtocolTCP: TCP, corev1.ProtocolUDP: UDP, corev1.ProtocolSCTP: SCTP}
 
 // AddressKind is what kind of address a frontend has.
 type AddressKind uint8

@@ -89,7 +89,7 @@ func checkSequence(input []byte) error {
 		if err := kernel.step(s, flows); err != nil {
 			return fmt.Errorf("last change: %w", err)
 		}
-		for s.Postpones("") {
+		for s.Pending() {
 			if err := kernel.step(s, flows); err != nil {
 				return fmt.Errorf("postponed: %w", err)
 			}
@@ -148,7 +148,7 @@ func checkEjected(s *State) error {
 			return fmt.Errorf("pool %s with detection %s leaves out %d endpoints and has %d", p.of.port.name, p.of.port.service.spec.detection, len(p.ejected), left)
 		}
 		for b := range p.ejected {
-			if i := p.of.find(b); i < 0 || p.of.entries[i].flags&p.kind.flag() != 0 || p.of.silent(s, b) == 0 {
+			if i := p.of.find(b); i < 0 || p.of.entries[i].flags&p.kind.flag() != 0 || s.silent[p.of.port.service.name.Namespace][b] == 0 {
 				return fmt.Errorf("pool %s leaves out %s, which it has, or which answers", p.of.port.name, b)
 			}
 		}

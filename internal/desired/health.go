@@ -92,7 +92,13 @@ func (s *State) useHealthPort(h HealthCheck, n int) {
 
 // healthChanges returns the health checks that differ from the last report.
 func (s *State) healthChanges() (out []HealthCheck) {
-	for _, svc := range s.dirtyHealths {
+	all := s.dirtyHealths
+	s.dirtyHealths = nil
+	for _, svc := range all {
+		if s.postponed[svc.name.Namespace] { // a load balancer would send connections before there is a backend
+			s.dirtyHealths = append(s.dirtyHealths, svc)
+			continue
+		}
 		svc.health.dirty = false
 		now, was := svc.healthCheck(), svc.health.reported
 		svc.health.reported = now
@@ -106,6 +112,5 @@ func (s *State) healthChanges() (out []HealthCheck) {
 		}
 		out = append(out, now)
 	}
-	s.dirtyHealths = nil
 	return out
 }

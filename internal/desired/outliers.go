@@ -86,11 +86,6 @@ func (s *State) Silent(namespace string, b Backend, silent bool) {
 	}
 }
 
-// silent returns when it was found that a backend does not answer; 0 if it does.
-func (e *endpoints) silent(s *State, b Backend) int {
-	return s.silent[e.port.service.name.Namespace][b]
-}
-
 // anySilent reports whether entries may be silent. With few entries, eject looks at them itself.
 func (e *endpoints) anySilent(s *State) bool {
 	here := s.silent[e.port.service.name.Namespace]
@@ -108,18 +103,19 @@ func (e *endpoints) anySilent(s *State) bool {
 // eject decides which silent endpoints a pool leaves out: at most half of those that it would take, the first ones.
 func (p *pool) eject(s *State) (changed bool) {
 	e, former := p.of, p.ejected
+	since := s.silent[e.port.service.name.Namespace]
 	p.ejected = nil
 	if e.detection() == EjectOutliers && e.anySilent(s) {
 		n := 0
 		var silent []Backend
 		for i := range e.entries {
 			if en := &e.entries[i]; p.takes(en) {
-				if n++; e.silent(s, en.backend) > 0 {
+				if n++; since[en.backend] > 0 {
 					silent = append(silent, en.backend)
 				}
 			}
 		}
-		slices.SortFunc(silent, func(a, b Backend) int { return cmp.Compare(e.silent(s, a), e.silent(s, b)) })
+		slices.SortFunc(silent, func(a, b Backend) int { return cmp.Compare(since[a], since[b]) })
 		p.ejected = map[Backend]bool{}
 		for _, b := range silent[:min(len(silent), n/2)] {
 			if p.ejected[b] = true; !former[b] {

@@ -4,6 +4,7 @@ package desired
 
 import (
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -17,7 +18,9 @@ import (
 
 // TestAnnotated has annotations count in Namespaces with a label only, as the label comes and goes.
 func TestAnnotated(t *testing.T) {
-	s, m := New(Config{NodeName: "n1", Annotated: func(l map[string]string) bool { return l["annotations"] == "allowed" }}), newModel()
+	s, m := New(Config{
+		NodeName: "n1", Annotated: func(l map[string]string) bool { return l["annotations"] == "allowed" }, NamespaceChange: math.MaxInt,
+	}), newModel()
 	namespace := func(name, label string) {
 		s.SetNamespace(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"annotations": label}}})
 	}

@@ -2,7 +2,10 @@
 
 package desired
 
-import corev1 "k8s.io/api/core/v1"
+import (
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
+)
 
 // This file decides which endpoints of a Service port become its backends. Decisions
 // are made from counts (tally), so that their cost does not depend on the number of
@@ -89,12 +92,11 @@ type policy struct {
 	localZone uint8 // percent of them that stay in this node's zone
 }
 
-func policyOf(svc *corev1.Service) (p policy) {
-	if l := svc.Spec.InternalTrafficPolicy; l != nil {
-		p.internalLocal = *l == corev1.ServiceInternalTrafficPolicyLocal
+func policyOf(svc *corev1.Service) policy {
+	return policy{
+		internalLocal: ptr.Deref(svc.Spec.InternalTrafficPolicy, "") == corev1.ServiceInternalTrafficPolicyLocal,
+		externalLocal: svc.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal,
 	}
-	p.externalLocal = svc.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
-	return p
 }
 
 // scopes returns the scopes of a frontend's pools by its kind: the scope for traffic

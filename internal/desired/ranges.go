@@ -68,7 +68,7 @@ func parseRanges(text string) (all []portID, err error) {
 		}
 		first, bad := strconv.ParseUint(from, 10, 16)
 		last, bad2 := strconv.ParseUint(to, 10, 16)
-		id := portID{name: item, protocol: protocolOf(corev1.Protocol(strings.ToUpper(protocol))), number: uint16(first), last: uint16(last)}
+		id := portID{name: item, protocol: protocols[corev1.Protocol(strings.ToUpper(protocol))], number: uint16(first), last: uint16(last)}
 		switch {
 		case len(all) == mostRanges:
 			return nil, fmt.Errorf("more than %d ranges", mostRanges)

@@ -137,7 +137,7 @@ func (s *State) compactService(in *corev1.Service) *serviceSpec {
 	s.portRanges(out, in)
 	ids := map[portID]bool{} // of what clients and slices distinguish ports by: numbers, and names
 	for i, p := range in.Spec.Ports {
-		port := &port{portID: portID{name: p.Name, protocol: protocolOf(p.Protocol), number: uint16(p.Port), sticky: out.affinity != 0, shared: out.affinity != 0 && out.portRanges > 0}, nodePort: uint16(p.NodePort)}
+		port := &port{portID: portID{name: p.Name, protocol: protocols[p.Protocol], number: uint16(p.Port), sticky: out.affinity != 0, shared: out.affinity != 0 && out.portRanges > 0}, nodePort: uint16(p.NodePort)}
 		switch {
 		case port.protocol == 0:
 			s.serviceProblem(in, fmt.Sprintf("spec.ports[%d].protocol", i), "no such protocol: "+string(p.Protocol))

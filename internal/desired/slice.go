@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 )
 
 // slice is the part of an EndpointSlice that the proxy uses.
@@ -67,19 +68,10 @@ func (s *State) compactSlice(in *discoveryv1.EndpointSlice) *slice {
 	}
 	out.weight = s.weightOf(in)
 	for i := range in.Ports {
-		p := slicePort{}
-		if n := in.Ports[i].Name; n != nil {
-			p.name = *n
-		}
-		p.protocol = TCP
-		if n := in.Ports[i].Protocol; n != nil {
-			p.protocol = protocolOf(*n)
-		}
-		if n := in.Ports[i].Port; n != nil && *n > 0 && *n < 1<<16 {
-			p.number = uint16(*n)
-		}
-		if p.number != 0 && p.protocol != 0 {
-			out.ports = append(out.ports, p)
+		p := &in.Ports[i]
+		protocol, number := protocols[ptr.Deref(p.Protocol, "")], ptr.Deref(p.Port, 0)
+		if protocol != 0 && number > 0 && number < 1<<16 {
+			out.ports = append(out.ports, slicePort{ptr.Deref(p.Name, ""), protocol, uint16(number)})
 		}
 	}
 	slices.SortStableFunc(out.ports, slicePort.compare)

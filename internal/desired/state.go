@@ -38,7 +38,7 @@ type State struct {
 	dirtyFrontends []*frontend
 	dirtyRanges    map[netip.Addr]bool // addresses
 	dirtyEndpoints []*endpoints
-	postponed      map[string]bool // namespaces of endpoints that the last Change left for the next
+	postponed      map[string]bool // namespaces with endpoints that are late
 	dirtyHealths   []*service
 	following      map[*endpoints]bool        // whose choice follows loads
 	uncounted      error                      // why loads are not known; nil if they are
@@ -88,7 +88,6 @@ func New(c Config) *State {
 		silent:       map[string]map[Backend]int{},
 		told:         map[object][]Problem{},
 		limited:      map[*service]bool{},
-		postponed:    map[string]bool{},
 		permits:      permits{map[string]bool{}, map[string]map[string]metav1.Object{}},
 		slots:        newBudget(cmp.Or(c.NamespaceSlots, MaxSlots), 0, namespacesSlots),
 		elements:     newBudget(elements, elements*256/MaxElements, namespacesElements),

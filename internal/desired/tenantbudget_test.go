@@ -245,7 +245,7 @@ func TestLargeChangeIsSplit(t *testing.T) {
 	large(1000)
 	addService(s, "victim", 1, 1, 2, corev1.ServiceSpec{}, nil, "")
 	changes, replaced := 0, 0
-	for ; changes == 0 || s.Postpones(""); changes++ {
+	for ; changes == 0 || s.Pending(); changes++ {
 		u, n, victim := s.Change(), 0, false
 		apply(u)
 		for _, p := range u.Pools {
@@ -261,5 +261,71 @@ func TestLargeChangeIsSplit(t *testing.T) {
 	}
 	if fresh := newModel(); replaced < 130000 || changes > 17 || fresh.apply(s.Full()) != nil || fresh.String() != m.String() {
 		t.Errorf("%d changes with %d endpoints", changes, replaced)
+	}
+}
+
+// TestEndOfTablesIsSplit: Maglev tables that go cost as much as those that come. Events of the namespace do not wait for
+// what has become due meanwhile.
+func TestEndOfTablesIsSplit(t *testing.T) {
+	s, m := New(Config{NodeName: "n1", NamespaceChange: 8}), newModel()
+	for _, scheduler := range []string{"maglev", "random"} {
+		for i := range 9 {
+			addService(s, "x", i, 1, 2, corev1.ServiceSpec{}, map[string]string{AnnotationScheduler: scheduler}, "")
+		}
+		if scheduler == "maglev" {
+			if err := m.apply(s.Full()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	changes := 0
+	for ; changes == 0 || s.Postpones("x"); changes++ {
+		u := s.Change()
+		if err := m.apply(u); err != nil || len(u.Pools) > 1 || changes > 18 {
+			t.Fatalf("change %d has %d pools, of which each loses a table: %v", changes, len(u.Pools), err)
+		}
+		for _, svc := range s.services { // as loads do
+			s.markDirty(svc.ports[0].endpoints[IPv4])
+		}
+	}
+	if changes < 17 || !s.Pending() {
+		t.Errorf("%d changes, pending: %t", changes, s.Pending())
+	}
+}
+
+// TestHealthCheckWaits: a load balancer hears of a local endpoint when connections can go to it.
+func TestHealthCheckWaits(t *testing.T) {
+	s := New(Config{NodeName: "n1", NamespaceChange: 1})
+	spec := corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicyLocal, HealthCheckNodePort: 30000}
+	addService(s, "x", 1, 1, 1, corev1.ServiceSpec{}, nil, "")
+	addService(s, "x", 2, 1, 0, spec, nil, "")
+	s.Full()
+	addService(s, "x", 1, 1, 2, corev1.ServiceSpec{}, nil, "")
+	local := func(u *Update) (pools, checks int) {
+		for _, p := range u.Pools {
+			if p.Service.Name == "s2" {
+				pools++
+			}
+		}
+		return pools, len(u.Health)
+	}
+	s.SetEndpointSlice(&discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "x", Name: "local", Labels: map[string]string{discoveryv1.LabelServiceName: "s2"}},
+		AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: ptr.To("p0"), Port: ptr.To[int32](1)}},
+		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.244.0.1"}, NodeName: ptr.To("n1")}},
+	})
+	told := false
+	for range 5 {
+		if pools, checks := local(s.Change()); checks > 0 {
+			told = true
+			if s.Pending() {
+				t.Errorf("a health check has changed while endpoints of its namespace are not programmed")
+			}
+		} else if pools > 0 && !s.Pending() {
+			t.Error("the endpoint is programmed, and the health check has not changed")
+		}
+	}
+	if !told {
+		t.Error("the health check has not changed")
 	}
 }

@@ -21,19 +21,11 @@ func (z zones) equal(o zones) bool { return z.own == o.own && slices.Equal(z.hin
 // areOf reports whether these are an endpoint's zones, if it has its hints in order. It copies
 // nothing: nearly all endpoints of a slice have one of a few zones.
 func (z *zones) areOf(e *discoveryv1.Endpoint) bool {
-	hints := 0
+	var hints []discoveryv1.ForZone
 	if e.Hints != nil {
-		hints = len(e.Hints.ForZones)
+		hints = e.Hints.ForZones
 	}
-	if hints != len(z.hints) || z.own != ptr.Deref(e.Zone, "") {
-		return false
-	}
-	for i, name := range z.hints {
-		if e.Hints.ForZones[i].Name != name {
-			return false
-		}
-	}
-	return true
+	return z.own == ptr.Deref(e.Zone, "") && slices.EqualFunc(z.hints, hints, func(name string, h discoveryv1.ForZone) bool { return name == h.Name })
 }
 
 // zonesOf copies the names of an endpoint's zones. Substrings would keep

@@ -50,14 +50,6 @@ func (f *followUp) expect(c *desired.Update) {
 	f.stale = append(f.stale, c.Flows...)
 }
 
-// drain returns and clears the work, when a change is in effect.
-func (f *followUp) drain(c *desired.Update) followUp {
-	due := *f
-	due.stale = append(due.stale, c.AllFlows...)
-	*f = followUp{}
-	return due
-}
-
 // formerFlows returns the flows to frontends that the kernel has from an earlier run, and that no
 // Service has any more. It reads the kernel's content only if there are flows that can be such.
 func (p *Proxy) formerFlows(ctx context.Context) (stale []desired.StaleFlows, err error) {
@@ -89,7 +81,9 @@ func (p *Proxy) formerFlows(ctx context.Context) (stale []desired.StaleFlows, er
 
 // follow does the work that follows a change, when it is in effect.
 func (p *Proxy) follow(ctx context.Context, c *desired.Update) {
-	due := p.followUp.drain(c)
+	due := p.followUp
+	p.followUp = followUp{}
+	due.stale = append(due.stale, c.AllFlows...)
 	p.updateNodePorts()
 	if len(due.checks) > 0 && p.options.HealthChecks != nil {
 		p.options.HealthChecks.Set(slices.Collect(maps.Values(due.checks)))

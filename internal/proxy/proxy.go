@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"runtime/debug"
@@ -110,9 +111,7 @@ type Proxy struct {
 	repairs   wait.Backoff // between repairs in quick succession
 	repaired  time.Time    // time of the last repair
 
-	aside      map[string]source.Event // of namespaces that State.Postpones, the last of each object
-	asideSince time.Time
-
+	held       map[string]source.Event // of namespaces that State.Postpones, the last of each object
 	pace       pace
 	lookedBack bool // at flows to what an earlier run has programmed, or another program restored
 	loads      loads
@@ -152,7 +151,7 @@ func New(s source.Source, st *desired.State, b dataplane.Programmer, m *metrics.
 		addressed: o.NodeAddresses == nil,
 		full:      true,
 		shrunk:    map[desired.PoolID]time.Time{},
-		aside:     map[string]source.Event{},
+		held:      map[string]source.Event{},
 		backoff:   newBackoff(),
 		pace:      pace{look: o.Readers},
 		outliers:  outliers{tenants: map[string]*tenant{}, done: make(chan func(), mostProbes)},
@@ -196,7 +195,6 @@ func (p *Proxy) Run(ctx context.Context) error {
 			return err
 		case batch := <-in.Events:
 			p.applyBatch(batch)
-			p.takeWaiting(in.Events)
 		case addrs := <-in.Addresses:
 			p.state.SetNodeAddresses(addrs)
 			p.addressed = true
@@ -204,7 +202,6 @@ func (p *Proxy) Run(ctx context.Context) error {
 		case <-p.node.missing:
 			p.warnNodeMissing()
 		case <-hold.C:
-			p.takeWaiting(in.Events)
 		case <-check.C:
 			p.check(ctx)
 			p.checkFastPath(ctx)
@@ -224,6 +221,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 		case inspect := <-p.inspections:
 			inspect()
 		}
+		p.takeWaiting(in.Events)
 		if f, lacks := p.state.LacksPrimary(); lacks { // kube-proxy ends too
 			return fmt.Errorf("the family of this node's primary address, %s, is not served", f)
 		}
@@ -272,13 +270,16 @@ func (p *Proxy) takeWaiting(events <-chan []source.Event) {
 	}
 }
 
-func (p *Proxy) applyBatch(batch []source.Event) { p.applyAll(slices.DeleteFunc(batch, p.setAside)) }
-
-func (p *Proxy) applyAll(batch []source.Event) {
+// applyBatch applies events, and holds those of namespaces of which the kernel has a part of a large change only, the
+// last one of each object. However fast it changes, all that others wait for is a part, and the loop applies one version.
+func (p *Proxy) applyBatch(batch []source.Event) {
 	queued := false
 	for _, e := range batch {
 		if e.Type == source.Synced {
 			p.synced = true
+		} else if p.state.Postpones(e.Object.GetNamespace()) {
+			p.held[source.Name(e.Object)] = e
+			continue
 		}
 		changed := ApplyEvent(p.state, e)
 		p.note(e, changed)
@@ -291,37 +292,11 @@ func (p *Proxy) applyAll(batch []source.Event) {
 	}
 }
 
-// setAside keeps an event for later, if a change of its namespace is only in part in the kernel: such changes take as
-// long as they do once, however fast its objects change, and others do not wait for them.
-func (p *Proxy) setAside(e source.Event) bool {
-	switch e.Object.(type) {
-	case *corev1.Service, *discoveryv1.EndpointSlice:
-		name := source.Name(e.Object)
-		if _, waits := p.aside[name]; !waits && !p.state.Postpones(e.Object.GetNamespace()) {
-			return false
-		}
-		if len(p.aside) == 0 {
-			p.asideSince = time.Now()
-		}
-		p.aside[name] = e
-		return true
-	}
-	return false
-}
-
-// takeAside applies the events that were kept of namespaces of which the kernel has everything, and all after a while.
-func (p *Proxy) takeAside() {
-	late := time.Since(p.asideSince) >= maxGap
-	var batch []source.Event
-	for name, e := range p.aside {
-		if late || !p.state.Postpones(e.Object.GetNamespace()) {
-			batch = append(batch, e)
-			delete(p.aside, name)
-		}
-	}
-	if len(batch) > 0 {
-		p.applyAll(batch)
-	}
+// applyHeld applies the events that were held, but those of namespaces whose change goes on.
+func (p *Proxy) applyHeld() {
+	held := slices.Collect(maps.Values(p.held))
+	clear(p.held)
+	p.applyBatch(held)
 }
 
 // note updates everything except the state for an event.
@@ -382,6 +357,7 @@ const leaveOutFor = 10 * time.Minute
 // it is, it leaves out half of those of the change, and takes them back if that does not help. Otherwise the next sync
 // follows after a delay.
 func (p *Proxy) sync(ctx context.Context) {
+	defer p.applyHeld()
 	err, halved := p.program(ctx), false
 	for err != nil && ctx.Err() == nil {
 		var refusal *dataplane.Refusal
@@ -419,7 +395,7 @@ func (p *Proxy) sync(ctx context.Context) {
 		p.notUntil = time.Now().Add(delay)
 		return
 	}
-	p.pending, p.full, p.failed, p.suspects = p.state.Postpones(""), false, "", nil
+	p.pending, p.full, p.failed, p.suspects = p.state.Pending(), false, "", nil
 	now := time.Now()
 	if p.options.Ready != nil && p.Updated().IsZero() {
 		p.background.Go(func() { p.options.Ready(ctx) })
@@ -428,11 +404,9 @@ func (p *Proxy) sync(ctx context.Context) {
 	p.metrics.Synced(now)
 	p.metrics.NoLocalEndpoints(p.state.NoLocalEndpoints())
 	p.backoff = newBackoff()
-	p.notUntil = now.Add(p.options.MinSyncPeriod)
-	if p.pending {
-		p.notUntil = now
+	if !p.pending {
+		p.notUntil = now.Add(p.options.MinSyncPeriod)
 	}
-	p.takeAside()
 	p.followLoads()
 }
 
@@ -617,20 +591,18 @@ func (l *lateness) waiting() {
 	}
 }
 
-// done records that the kernel has all changes.
+// done records that the kernel has all changes, or all but parts of large ones.
 func (l *lateness) done(now time.Time) {
 	l.since.Store(nil)
 	l.updated.Store(&now)
 }
 
-func (l *lateness) late(after time.Duration) bool {
-	since := l.since.Load()
-	return since != nil && time.Since(*since) >= after
-}
-
 // Healthy reports whether no change has been waiting for Options.LateAfter or longer. It is
 // safe for concurrent use.
-func (p *Proxy) Healthy() bool { return !p.lateness.late(p.options.LateAfter) }
+func (p *Proxy) Healthy() bool {
+	since := p.lateness.since.Load()
+	return since == nil || time.Since(*since) < p.options.LateAfter
+}
 
 // Updated returns when the kernel last had all changes, or zero before the first sync. It is
 // safe for concurrent use.

@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -13,6 +15,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/go-logr/logr"
+	"github.com/slipstream-proxy/slipstream/internal/config"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/observe/metrics"
@@ -151,8 +155,8 @@ func TestUnnamedRefusal(t *testing.T) {
 	})
 }
 
-// TestEventsWaitForALargeChange has the endpoints of 65 ports replaced three times while the first replacement is only in
-// part in the kernel. The second is never programmed, the third is, and another namespace's Service does not wait.
+// TestEventsWaitForALargeChange has the endpoints of 65 ports replaced again before each part of a large change. Of the
+// many versions, only the last one at the end of each change is applied, and another namespace's Services never wait.
 func TestEventsWaitForALargeChange(t *testing.T) {
 	r := &recorder{}
 	p := New(make(script), desired.New(desired.Config{}), r, metrics.New(), Options{CheckPeriod: time.Second})
@@ -187,23 +191,72 @@ func TestEventsWaitForALargeChange(t *testing.T) {
 		slices.Sort(nets)
 		return slices.Compact(nets)
 	}
+	p.metrics.OnMode(config.TraitsOf(config.NFTables).Metrics)
+	applied := func() (n int) {
+		w := httptest.NewRecorder()
+		p.metrics.Handler(logr.Discard()).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+		const name = "\nkubeproxy_sync_proxy_rules_endpoint_changes_total "
+		_, after, _ := strings.Cut(w.Body.String(), name)
+		if _, err := fmt.Sscan(after, &n); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
 	p.applyBatch([]source.Event{{Type: source.Set, Object: large}, endpoints(1), synced})
 	sync()
-	p.applyBatch([]source.Event{endpoints(2)})
-	sync()
-	if got := has(); !p.pending || !slices.Equal(got, []string{"10.1", "10.2"}) {
-		t.Fatalf("pending %t, the kernel has endpoints of %v", p.pending, got)
-	}
-	p.applyBatch([]source.Event{endpoints(3), service(1)})
-	p.applyBatch([]source.Event{endpoints(4)})
-	n := len(r.calls)
-	for i := 0; p.pending && i < 100; i++ {
+	version := 1
+	for ; version < 40; version++ {
+		n := len(r.calls)
+		p.applyBatch([]source.Event{endpoints(version + 1), service(version)})
 		sync()
-		if got := has(); slices.Contains(got, "10.3") {
-			t.Fatalf("an endpoint of a former version is programmed: %v", got)
+		if victim := fmt.Sprint("+s", version); len(r.calls) != n+1 || !slices.Contains(strings.Fields(r.calls[n]), victim) {
+			t.Fatalf("%v lacks %s", r.calls[n:], victim)
+		}
+		if got := has(); len(got) > 2 {
+			t.Fatalf("the kernel has endpoints of %v", got)
 		}
 	}
-	if got := has(); p.pending || len(p.aside) != 0 || !slices.Equal(got, []string{"10.4"}) || !strings.Contains(r.calls[n], "+s1") {
-		t.Errorf("pending %t, %d events wait, the kernel has endpoints of %v; the next change is %s", p.pending, len(p.aside), got, r.calls[n])
+	for p.pending {
+		sync()
+	}
+	if got := has(); len(p.held) != 0 || !slices.Equal(got, []string{fmt.Sprint("10.", version)}) {
+		t.Errorf("%d events wait, the kernel has endpoints of %v", len(p.held), got)
+	}
+	if n := applied(); n != 1+3+1 { // a change takes 17 syncs or so
+		t.Errorf("%d of %d versions are applied", n, version)
+	}
+}
+
+// TestHeldEventsAreInOrder: after a failure, a later event of an object does not precede an earlier one that was held.
+func TestHeldEventsAreInOrder(t *testing.T) {
+	r := &recorder{}
+	p := New(make(script), desired.New(desired.Config{NamespaceChange: 1}), r, metrics.New(), Options{CheckPeriod: time.Second})
+	deleted := func(i int) source.Event { e := service(i); e.Type = source.Delete; return e }
+	slice := func(i int, ip string) source.Event {
+		return source.Event{Type: source.Set, Object: &discoveryv1.EndpointSlice{
+			ObjectMeta:  metav1.ObjectMeta{Namespace: service(i).Object.GetNamespace(), Name: fmt.Sprint("sl", i), Labels: map[string]string{discoveryv1.LabelServiceName: fmt.Sprint("s", i)}},
+			AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Port: ptr.To[int32](80)}}, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{ip}}},
+		}}
+	}
+	sync := func() {
+		p.lateness.waiting()
+		p.sync(t.Context())
+	}
+	p.applyBatch([]source.Event{service(1), service(2), synced})
+	sync()
+	p.applyBatch([]source.Event{slice(1, "10.1.0.1"), slice(2, "10.1.0.2")})
+	sync()
+	if !p.pending {
+		t.Fatal("the change is not split")
+	}
+	p.applyBatch([]source.Event{service(3)})
+	r.fail = []error{errors.New("no"), errors.New("no")}
+	sync()
+	p.applyBatch([]source.Event{deleted(3)})
+	for range 3 {
+		sync()
+	}
+	if n := p.state.Services(); n != 2 {
+		t.Errorf("there are %d Services", n)
 	}
 }

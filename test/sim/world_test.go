@@ -163,6 +163,9 @@ func (w *world) config() desired.Config {
 	if w.plan.Flags&8 != 0 {
 		c.DetectLocal.Mode = desired.ByNodeCIDR
 	}
+	if w.plan.Flags&16 != 0 {
+		c.NamespaceChange = 1 + int(w.plan.Flags>>12)%4
+	}
 	return c
 }
 

@@ -5,6 +5,8 @@ package page
 import (
 	"context"
 	"net/http/httptest"
+	"regexp"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -60,4 +62,22 @@ func TestManyQuestions(t *testing.T) {
 		stop()
 		all.Wait()
 	})
+}
+
+// TestTextStaysText: names, zones and annotations may be HTML. The page's own scripts write nothing but text into documents,
+// and run none of it.
+func TestTextStaysText(t *testing.T) {
+	parses := regexp.MustCompile(`innerHTML|outerHTML|insertAdjacentHTML|setHTML|document\.write|DOMParser|createContextualFragment|srcdoc|javascript:|\beval\b|\bFunction\(`)
+	for _, name := range []string{"page.js", "picture.js", "index.html"} {
+		text, err := assets.ReadFile("assets/" + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if found := parses.FindString(string(text)); found != "" {
+			t.Errorf("%s has %s", name, found)
+		}
+		if strings.HasSuffix(name, ".js") && !strings.Contains(string(text), "textContent") {
+			t.Errorf("%s writes no text: how does it show names?", name)
+		}
+	}
 }
