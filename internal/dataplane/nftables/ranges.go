@@ -25,8 +25,8 @@ import (
 //
 // That key has the first port, and the protocol's number with rangeFlag, so that no packet has it. The chains
 // for ranges are those for addresses again, with other names. They look up the map ranges before each look-up
-// of a frontend, and leave the port alone. They are in base chains of their own, after the others. So ports
-// win over ranges, and packets to them do not meet the map.
+// of a frontend, and leave the port alone. Packets enter them that are to no port of a Service, after both tries. So
+// ports win over ranges, and packets to them do not meet the map.
 //
 // If a Service with ranges has session affinity, all of its ports share a client's backend, by its address: the
 // map partners has a pool's backend with an address.
@@ -40,17 +40,11 @@ const rangeFlag = 0x40
 
 const rangePrefix = "range-"
 
-// Names of chains for ranges, besides those for addresses with rangePrefix.
-const (
-	chainPreroutingRange = "prerouting-range"
-	chainOutputRange     = "output-range"
-	chainRanges          = "ranges"
-)
+// chainRanges leads to the chains for ranges, which have the names of those for addresses with rangePrefix.
+const chainRanges = "ranges"
 
 // rangeChains are the additional chains of a table with ranges.
 var rangeChains = []nfnl.Chain{
-	{Name: chainPreroutingRange, Hook: &nfnl.Hook{Type: "nat", Num: unix.NF_INET_PRE_ROUTING, Priority: -99}},
-	{Name: chainOutputRange, Hook: &nfnl.Hook{Type: "nat", Num: unix.NF_INET_LOCAL_OUT, Priority: -99}},
 	{Name: chainRanges},
 	{Name: rangePrefix + chainClusterIP},
 	{Name: rangePrefix + chainExternal},
@@ -111,10 +105,6 @@ func (s *schema) chains() []nfnl.Chain {
 	return chains
 }
 
-func (s *schema) entries() []entry {
-	return slices.DeleteFunc(slices.Clone(entries), func(e entry) bool { return e.to == chainRanges && !s.ranged })
-}
-
 // affinitySelectors are the keys in picks for the chains of a scope that affinity writes.
 func (s *schema) affinitySelectors(d *scopeSets) []int {
 	switch {
@@ -130,12 +120,6 @@ func (s *schema) affinitySelectors(d *scopeSets) []int {
 func (w *ruleWriter) rangeRules(c dataplane.Config, full *desired.Change, mark uint32) {
 	cluster := &w.rangeSets[desired.Cluster]
 	for range 2 { // see dispatch
-		for i := range w.addressSets {
-			port := &w.addressSets[i]
-			w.rule(chainRanges, "if in @"+port.frontends.Name+": the port was passed on", w.frontend(port), inMap(port.frontends), ret())
-		}
-	}
-	for range 2 {
 		w.rule(chainRanges, "", w.frontend(cluster), in(w.external), goTo(rangePrefix+chainExternal))
 		w.rule(chainRanges, "", w.load(w.daddr), in(w.clusterIPs), goTo(rangePrefix+chainClusterIP))
 	}

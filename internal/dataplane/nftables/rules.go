@@ -90,7 +90,6 @@ type entry struct{ base, to string }
 var entries = []entry{
 	{chainPrerouting, chainServices}, {chainPrerouting2, chainUnserved},
 	{chainOutput, chainServices}, {chainOutput2, chainUnserved},
-	{chainPreroutingRange, chainRanges}, {chainOutputRange, chainRanges},
 }
 
 // Registers, 4 bytes each (NFT_REG32_00 is 8). The value of a look-up takes two or, in the map
@@ -128,6 +127,9 @@ func (w *ruleWriter) static(c dataplane.Config, full *desired.Change) {
 		w.rule(chainServices, "", w.frontend(cluster), in(w.external), goTo(chainExternal))
 		w.rule(chainServices, "", w.load(w.daddr), in(w.clusterIPs), goTo(chainClusterIP))
 		w.rule(chainServices, "if in @node-ports", w.load(w.daddr), in(w.nodeAddresses), w.frontend(node), inMap(node.frontends), goTo(chainNodePort))
+	}
+	if w.ranged {
+		w.rule(chainServices, "", goTo(chainRanges))
 	}
 	var localToo []expr.Any
 	lost := drop()
@@ -258,7 +260,7 @@ func (w *ruleWriter) masquerade(chain string, m desired.Masquerade, local desire
 // writeEntry writes the rules through which packets enter the table.
 func (s *schema) writeEntry(batch *nfnl.Batch) {
 	w := ruleWriter{s, batch}
-	for _, e := range s.entries() {
+	for _, e := range entries {
 		w.enter(e.base, e.to)
 	}
 }
@@ -304,6 +306,9 @@ func (w *ruleWriter) externalLocal(chain string, local *scopeSets, all string, f
 func (w *ruleWriter) undispatched(chain string, d *scopeSets, mark uint32) {
 	w.rule(chain, "if in @"+d.frontends.Name+": the pool is being changed", w.frontend(d), inMap(d.frontends), drop())
 	w.rule(chain, "not ours", clearMark(mark))
+	if w.ranged && !d.inRange && !d.onNode {
+		w.rule(chain, "", goTo(chainRanges))
+	}
 }
 
 // secondTry is the comment of a rule that repeats the one before it.
