@@ -22,7 +22,7 @@ ENGINE ?= docker
 IMAGE ?= slipstream:$(VERSION)
 
 .DEFAULT_GOAL := help
-.PHONY: help build test race oracle oracle-ipvs test-ebpf test-bench test-browser test-cluster test-cluster-ipvs tenants crash-sweep sim e2e test-deploy build-bench image release verify-release test-release deps lint vulnerabilities fmt demo bench bench-fastpath bench-compare bench-scale bench-rules bench-ipvs bench-balance bench-observe report fuzz clean
+.PHONY: help build test race oracle oracle-ipvs test-ebpf test-bench test-browser test-cluster test-cluster-ipvs tenants crash-sweep sim mutation e2e test-deploy build-bench image release verify-release test-release deps lint vulnerabilities fmt demo bench bench-fastpath bench-compare bench-scale bench-rules bench-ipvs bench-balance bench-observe report fuzz clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -75,6 +75,9 @@ crash-sweep: deps ## Kill slipstream before each call that changes the kernel, R
 
 sim: ## Simulate failures of the kernel and the API server, FOR=1m RUNS=100000; or one run, SEED=17
 	$(GO) test ./test/sim -count 1 -v -timeout 24h -run '^TestSimulation$$' -args $(if $(SEED),-sim-seed $(SEED) -sim-runs $(or $(RUNS),1),-sim-runs $(or $(RUNS),1000000000)) -sim-for $(or $(FOR),1m)
+
+mutation: ## Run a package's tests on mutants of it, OF=internal/desired MUTANTS=50 SEED=17 TESTS=regexp (root for dataplanes)
+	$(GO) test ./test/mutation -tags mutation -count 1 -v -timeout 24h -args -of $(or $(OF),internal/desired) -mutants $(or $(MUTANTS),50) $(if $(SEED),-mutation-seed $(SEED)) $(if $(TESTS),-tests '$(TESTS)')
 
 test-cluster-ipvs: deps build ## Replace kube-proxy's IPVS mode and go back, on the User Mode Linux kernel (root)
 	cd test/cluster/oracle && $(GO) run ./build tools
