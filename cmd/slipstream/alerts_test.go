@@ -107,6 +107,7 @@ var untold = map[string]string{
 	"ServiceProxyDown":                   "it is about all proxies",
 	"ServiceProxySessionAffinityFull":    "a Service may have thousands of clients",
 	"ServiceProxySessionAffinityFillsUp": "a node may have hundreds of thousands of clients",
+	"ServiceProxyLimitsFull":             "a Service may have thousands of clients",
 	"ServiceProxyCannotVerify":           "nobody can keep root from reading nf_tables",
 	"ServiceProxyConntrackFailures":      "nobody can keep root from deleting conntrack entries",
 	"NodeConntrackFillsUp":               "the limit is the machine's, so only a kernel of its own can be filled",

@@ -218,7 +218,7 @@ func countTable(b *nftables.Dataplane) func(*metrics.Metrics) {
 	return func(m *metrics.Metrics) {
 		m.OnNFTables(func() (metrics.NFTables, error) {
 			c, err := b.Counts()
-			n := metrics.NFTables{Rejected: c.Rejected, Unrecorded: c.Unrecorded}
+			n := metrics.NFTables{Rejected: c.Rejected, Unrecorded: c.Unrecorded, Unlimited: c.Unlimited}
 			for f, c := range b.Clients().Count() {
 				n.Affinity[f] = metrics.Affinity{Clients: c.Recorded, MostClients: c.Most, FullServices: c.Full}
 			}

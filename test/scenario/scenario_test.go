@@ -31,7 +31,7 @@ const Dir = "stories"
 // lacks reports whether a story is of what a mode does not have. For NodePorts on loopback addresses,
 // iptables mode has route_localnet.
 func lacks(mode, name string) bool {
-	return mode == "iptables" && name == "nodeport-loopback" || mode != "" && mode != "nftables" && strings.HasPrefix(name, "port-ranges")
+	return mode == "iptables" && name == "nodeport-loopback" || mode != "" && mode != "nftables" && (strings.HasPrefix(name, "port-ranges") || name == "limits")
 }
 
 // basic has the stories that use every part of a mode's tables. Where a mode runs on several kernels, one of the

@@ -34,6 +34,10 @@ type Counts struct {
 	// Unrecorded is the number of connections, by desired.Family, whose client got no
 	// session affinity, because its Service or all together had too many clients.
 	Unrecorded [len(schemas)]uint64
+
+	// Unlimited is the number of times, by desired.Family, that a connection met no limit of its client's, because the set of
+	// clients was full.
+	Unlimited [len(schemas)]uint64
 }
 
 // Counts reads the kernel's counters. It can be called at any time, by any goroutine.
@@ -52,9 +56,9 @@ func (b *Dataplane) Counts() (c Counts, err error) {
 // read reads the counters of a family, if its table exists.
 func (c *Counts) read(conn *nfnl.Conn, f int) error {
 	rejected := map[string]uint64{}
-	for _, name := range slices.Concat(counters, limitReasons) {
+	for _, name := range slices.Concat(counters, limitCounters) {
 		table := schemas[f].table
-		if slices.Contains(limitReasons, name) {
+		if slices.Contains(limitCounters, name) {
 			table = limitSchemas[f].table
 		}
 		packets, _, err := conn.Counter(table, name)
@@ -66,6 +70,8 @@ func (c *Counts) read(conn *nfnl.Conn, f int) error {
 			return err
 		case name == unrecorded:
 			c.Unrecorded[f] = packets
+		case name == unlimitedClients:
+			c.Unlimited[f] = packets
 		case name != newClients:
 			rejected[name] = packets
 		}

@@ -34,6 +34,7 @@ import (
 //	                          limits[ limited[ip daddr . meta l4proto . th dport] ] }
 //	chain limit-1 {
 //	  update @rates-PLACE { ID . ip saddr limit rate over 50/second } goto beyond
+//	  ID . ip saddr != @rates-PLACE counter unlimited_clients
 //	  update @clients-PLACE { ID . ip saddr ct count over 20 } goto beyond
 //	  update @connections { ID ct count over 1000 } goto beyond
 //	}
@@ -58,7 +59,10 @@ const (
 	chainDropped = "dropped"
 )
 
-var limitReasons = []string{dataplane.TooManyConnections, dataplane.TooManyOfClient, dataplane.TooFast}
+var limitCounters = []string{dataplane.TooManyConnections, dataplane.TooManyOfClient, dataplane.TooFast, unlimitedClients}
+
+// unlimitedClients counts how often a set was full: connections without a limit that is per client.
+const unlimitedClients = "unlimited_clients"
 
 // limitSchema is the table with limits of a family. Of the embedded one, it has the sets sticky (with
 // frontends of both kinds) and remember under its own names, and rejected, nodeAddresses, restricted and sources.
@@ -298,7 +302,7 @@ func (l *limitSchema) write(batch *nfnl.Batch, numbers map[place]uint32) {
 	for _, set := range l.all(maps.Keys(numbers)) {
 		batch.AddSet(l.table, set)
 	}
-	for _, reason := range limitReasons {
+	for _, reason := range limitCounters {
 		batch.AddCounter(l.table, reason)
 	}
 	for _, c := range []nfnl.Chain{
@@ -370,6 +374,9 @@ func (l *limitSchema) writeChain(w ruleWriter, chain string, limits place) {
 			w.rule(chain, "ID in @limited", frontend, []expr.Any{
 				&expr.Dynset{SetName: x.set.Name, Operation: dynsetUpdate, SrcRegKey: regID, Timeout: x.timeout, Exprs: []expr.Any{x.counts}},
 			}, nfnl.CountIn(x.reason), goTo(beyond))
+			if x.perClient {
+				w.rule(chain, "ID in @limited", frontend, []expr.Any{&expr.Lookup{SetName: x.set.Name, SourceRegister: regID, Invert: true}}, nfnl.CountIn(unlimitedClients))
+			}
 		}
 	}
 }

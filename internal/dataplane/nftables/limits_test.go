@@ -344,6 +344,9 @@ func TestLimitsUnderAttack(t *testing.T) {
 		l.holds(1)
 	}
 	l.refused(1)
+	if c, err := l.Counts(); err != nil || c.Unlimited[desired.IPv4] != 0 {
+		t.Errorf("%d connections without a limit, %v, before a set is full", c.Unlimited[desired.IPv4], err)
+	}
 	const sources = 100000
 	l.flood(2, sources, 1)
 	table, err := l.conn.Contents(limitSchemas[desired.IPv4].table)
@@ -362,6 +365,9 @@ func TestLimitsUnderAttack(t *testing.T) {
 	}
 	if full == 0 {
 		t.Error("no set is full")
+	}
+	if c, err := l.Counts(); err != nil || c.Unlimited[desired.IPv4] < sources-mostLimited {
+		t.Errorf("%d connections without a limit, %v", c.Unlimited[desired.IPv4], err)
 	}
 	l.refused(1) // it has connected before
 	for range 6 {
@@ -391,7 +397,9 @@ func TestLimitsUnderAttack(t *testing.T) {
 }
 
 // flood sends datagrams from clients, n from each.
-func (l limited) flood(first, clients, n int) {
+func (l limited) flood(first, clients, n int) { l.floodTo(webKey(1).AddrPort, first, clients, n) }
+
+func (l limited) floodTo(dst netip.AddrPort, first, clients, n int) {
 	l.t.Helper()
 	err := l.Client.Do(func() error {
 		conn, err := net.ListenPacket("udp4", "0.0.0.0:0")
@@ -399,7 +407,7 @@ func (l limited) flood(first, clients, n int) {
 			return err
 		}
 		defer conn.Close()
-		p, to := ipv4.NewPacketConn(conn), net.UDPAddrFromAddrPort(webKey(1).AddrPort)
+		p, to := ipv4.NewPacketConn(conn), net.UDPAddrFromAddrPort(dst)
 		for i := first; i < first+clients; i++ {
 			for range n {
 				if _, err := p.WriteTo([]byte{0}, &ipv4.ControlMessage{Src: clientAddr(i).AsSlice()}, to); err != nil {

@@ -3,7 +3,9 @@
 package nftables
 
 import (
+	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"testing"
 	"time"
@@ -13,6 +15,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -120,5 +123,33 @@ func BenchmarkRange(b *testing.B) {
 	for i, unit := range []string{"range-ms", "ports-ms"} {
 		slices.Sort(took[i])
 		b.ReportMetric(float64(took[i][len(took[i])/2].Microseconds())/1000, unit)
+	}
+}
+
+// BenchmarkRangeConnection measures the processor's time for the first packet of a connection to a port, and to the
+// same endpoint's port through a range, in turn. It needs -benchtime 20x.
+func BenchmarkRangeConnection(b *testing.B) {
+	l := newLimited(b, nil)
+	l.state.SetService(&corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", Annotations: map[string]string{desired.AnnotationPortRanges: "udp/9-10008"}},
+		Spec:       corev1.ServiceSpec{ClusterIP: webKey(1).Addr().String(), Ports: []corev1.ServicePort{{Name: "udp", Port: 80, Protocol: corev1.ProtocolUDP}}},
+	})
+	dataplanetest.Reconcile(b, l.Dataplane, l.state)
+	const n = 1000
+	var took [2][]int64
+	for i := 1; b.Loop(); i += 2 * n {
+		for kind, port := range []uint16{80, 9} {
+			var before, after unix.Timespec
+			err := unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &before)
+			l.floodTo(netip.AddrPortFrom(webKey(1).Addr(), port), i+kind*n, n, 1)
+			if err := errors.Join(err, unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &after)); err != nil {
+				b.Fatal(err)
+			}
+			took[kind] = append(took[kind], (after.Nano()-before.Nano())/n)
+		}
+	}
+	for kind, unit := range []string{"port-cpu-ns", "range-cpu-ns"} {
+		slices.Sort(took[kind])
+		b.ReportMetric(float64(took[kind][len(took[kind])/2]), unit)
 	}
 }

@@ -46,7 +46,7 @@ func complete(mode string) *Metrics {
 	if mode != config.IPTables { // IPVS mode has nftables mode's table
 		m.OnNFTables(func() (NFTables, error) {
 			return NFTables{
-				Rejected: [2]map[string]uint64{{"no_endpoints": 1}, {"no_endpoints": 2}}, Unrecorded: [2]uint64{1, 2},
+				Rejected: [2]map[string]uint64{{"no_endpoints": 1}, {"no_endpoints": 2}}, Unrecorded: [2]uint64{1, 2}, Unlimited: [2]uint64{1, 2},
 				Affinity: [2]Affinity{{1, 3, 1}, {2, 3, 1}},
 			}, nil
 		})
@@ -259,9 +259,9 @@ func TestKernelCountersGrow(t *testing.T) {
 	var now NFTables
 	m.OnNFTables(func() (NFTables, error) { return now, nil })
 	for _, step := range []struct{ kernel, want uint64 }{{5, 5}, {7, 7}, {0, 7}, {2, 9}, {1, 10}} {
-		now = NFTables{Rejected: [2]map[string]uint64{{"no_endpoints": step.kernel}, {"no_endpoints": 1000}}, Unrecorded: [2]uint64{step.kernel, 0}}
+		now = NFTables{Rejected: [2]map[string]uint64{{"no_endpoints": step.kernel}, {"no_endpoints": 1000}}, Unrecorded: [2]uint64{step.kernel, 0}, Unlimited: [2]uint64{step.kernel, 0}}
 		all := gathered(t, m)
-		for _, name := range []string{"slipstream_rejected_packets_total", "slipstream_session_affinity_unrecorded_total"} {
+		for _, name := range []string{"slipstream_rejected_packets_total", "slipstream_session_affinity_unrecorded_total", "slipstream_limits_unrecorded_total"} {
 			if got := all[name].Metric[0].Counter.GetValue(); got != float64(step.want) {
 				t.Errorf("%s is %v after the kernel's %d, want %d", name, got, step.kernel, step.want)
 			}

@@ -136,6 +136,7 @@ func (k *kernelCounters) sendRejected(s scrape, rejected [2]map[string]uint64) {
 type NFTables struct {
 	Rejected   [2]map[string]uint64 // packets, by reason
 	Unrecorded [2]uint64            // connections without session affinity
+	Unlimited  [2]uint64            // connections without a limit of their client's
 	Affinity   [2]Affinity
 }
 
@@ -161,6 +162,8 @@ func (m *Metrics) OnNFTables(read func() (NFTables, error)) {
 			family := desired.Family(f).String()
 			s.counter(prefix+"unrecorded_total", "Connections whose client got no session affinity because there were too many clients.",
 				k.total("unrecorded"+family, n.Unrecorded[f]), labelFamily, family)
+			s.counter("slipstream_limits_unrecorded_total", "Connections that met no limit of their client's because there were too many clients.",
+				k.total("unlimited"+family, n.Unlimited[f]), labelFamily, family)
 			s.gauge(prefix+"clients", "Clients with session affinity.", float64(a.Clients), labelFamily, family)
 			s.gauge(prefix+"clients_max", "Maximum of clients with session affinity.", float64(a.MostClients), labelFamily, family)
 			s.gauge(prefix+"full_services", "Services that have at least nine tenths of the clients with session affinity that they may have.",
