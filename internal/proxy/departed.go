@@ -36,8 +36,8 @@ type placed struct {
 
 type nodeName = unique.Handle[string]
 
-// mostLeft is how many endpoints are remembered of a Node that exists, the last ones.
-const mostLeft = 128
+// mostLeft is how many endpoints are remembered of a Node that exists, the last ones: ports, and addresses.
+const mostLeft = 256
 
 func newDeparted() *departed {
 	return &departed{
@@ -125,18 +125,23 @@ func (d *departed) drain(log klog.Logger) (stale []desired.StaleFlows) {
 	return []desired.StaleFlows{{Protocol: desired.TCP, Backends: all}}
 }
 
-// placedIn returns the TCP endpoints of a slice that say their Node.
+// placedIn returns the TCP endpoints of a slice that say their Node, and each address with port 0, for ranges of ports.
 func placedIn(s *discoveryv1.EndpointSlice) (all []placed) {
-	for _, p := range s.Ports {
-		if p.Port == nil || p.Protocol != nil && *p.Protocol != corev1.ProtocolTCP {
+	for _, e := range s.Endpoints {
+		if e.NodeName == nil || len(e.Addresses) == 0 {
 			continue
 		}
-		for _, e := range s.Endpoints {
-			if e.NodeName == nil || len(e.Addresses) == 0 {
-				continue
-			}
-			if ip, err := netip.ParseAddr(e.Addresses[0]); err == nil {
-				all = append(all, placed{desired.NewBackend(netip.AddrPortFrom(ip.Unmap(), uint16(*p.Port))), unique.Make(*e.NodeName)})
+		ip, err := netip.ParseAddr(e.Addresses[0])
+		if err != nil {
+			continue
+		}
+		at := func(port uint16) {
+			all = append(all, placed{desired.NewBackend(netip.AddrPortFrom(ip.Unmap(), port)), unique.Make(*e.NodeName)})
+		}
+		at(0)
+		for _, p := range s.Ports {
+			if p.Port != nil && (p.Protocol == nil || *p.Protocol == corev1.ProtocolTCP) {
+				at(uint16(*p.Port))
 			}
 		}
 	}

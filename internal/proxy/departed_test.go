@@ -68,11 +68,12 @@ func TestDeparted(t *testing.T) {
 					got += " " + b.String()
 				}
 			}
-			if got != "" {
-				got = got[1:]
+			want := ""
+			for _, e := range strings.Fields(test.stale) { // the address too, for ranges of ports
+				want += " " + strings.TrimSuffix(e, ":80") + " " + e
 			}
-			if got != test.stale || d.drain(klog.Background()) != nil {
-				t.Errorf("%q, want %q", got, test.stale)
+			if got != want || d.drain(klog.Background()) != nil {
+				t.Errorf("%q, want %q", got, want)
 			}
 			for _, slice := range []string{"s:", "r:"} {
 				d.play(t, slice)
@@ -154,13 +155,15 @@ func TestResetDeletedNodes(t *testing.T) {
 	for _, mode := range []string{"nftables", "iptables", "ipvs"} {
 		for _, others := range []int{0, 1} {
 			for _, on := range []bool{true, false} {
-				t.Run(fmt.Sprintf("%s/others=%d/%t", mode, others, on), func(t *testing.T) { resetDeletedNodes(t, mode, others, on) })
+				t.Run(fmt.Sprintf("%s/others=%d/%t", mode, others, on), func(t *testing.T) { resetDeletedNodes(t, mode, others, on, false) })
 			}
 		}
 	}
+	t.Run("range", func(t *testing.T) { resetDeletedNodes(t, "nftables", 0, true, true) })
 }
 
-func resetDeletedNodes(t *testing.T, mode string, others int, on bool) {
+// resetDeletedNodes connects to a port of the Service, or through a range to a port of the endpoint that no slice has.
+func resetDeletedNodes(t *testing.T, mode string, others int, on, ranged bool) {
 	s := dataplanetest.NewStreet(t, 2)
 	c := dataplane.Config{NetNS: s.Node.FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit}
 	var kernel dataplane.Dataplane
@@ -201,10 +204,15 @@ func resetDeletedNodes(t *testing.T, mode string, others int, on bool) {
 	}
 	dead := dataplanetest.Slice(0)
 	dead.Endpoints[0].NodeName = ptr.To("n2")
+	service, web := dataplanetest.Service(corev1.ServiceSpec{}), netip.MustParseAddrPort("10.96.0.1:80")
+	if ranged {
+		web = netip.AddrPortFrom(web.Addr(), uint16(*dead.Ports[0].Port))
+		service.Annotations = map[string]string{desired.AnnotationPortRanges: fmt.Sprintf("tcp/%d-%d", web.Port(), web.Port())}
+		dead.Ports[0].Port = ptr.To(int32(1))
+	}
 	n2 := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: "n2"}}
 	set := func(o source.Object) source.Event { return source.Event{Type: source.Set, Object: o} }
-	l.events <- []source.Event{set(n2), set(dataplanetest.Service(corev1.ServiceSpec{})), set(dead), synced}
-	web := netip.MustParseAddrPort("10.96.0.1:80")
+	l.events <- []source.Event{set(n2), set(service), set(dead), synced}
 	until("the Service is served", func() bool { _, err := s.Client.Connect(lab.TCP, web); return err == nil })
 	var stream *lab.Stream
 	until("a connection", func() bool { // the timeout is short, to find out soon that echoes are missing

@@ -72,7 +72,7 @@ func plan(flows []desired.StaleFlows) (searches []*search) {
 	return slices.Concat(searches, tcp, begun, unanswered)
 }
 
-// addTCP adds translated TCP connections to a backend.
+// addTCP adds translated TCP connections to a backend, or with port 0 all that kept their port, as those through ranges.
 func (s *search) addTCP(backend netip.AddrPort) {
 	if s.tcp == nil {
 		s.tcp = set{}
@@ -81,6 +81,7 @@ func (s *search) addTCP(backend netip.AddrPort) {
 	}
 	s.tcp[backend] = true
 	s.filter.replies.add(backend)
+	s.filter.replies.portDiffers = s.filter.replies.portDiffers || backend.Port() == 0
 }
 
 // addBegun adds untranslated TCP connections to a frontend without an answer yet.
@@ -188,7 +189,8 @@ func (s *search) stale(e *ctnetlink.Entry) bool {
 	in := slices.IndexFunc(ranges, to.Overlaps)
 	switch {
 	case s.tcp != nil:
-		return tcp && to.AddrPort != replies && s.tcp[replies]
+		kept := to.Addr() != replies.Addr() && to.Port() == replies.Port() && s.tcp[netip.AddrPortFrom(replies.Addr(), 0)]
+		return tcp && to.AddrPort != replies && (s.tcp[replies] || kept)
 	case s.begun != nil:
 		return tcp && to.AddrPort == replies && (s.begun[replies] || in >= 0) && waits
 	}
