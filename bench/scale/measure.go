@@ -19,6 +19,9 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 const (
@@ -31,6 +34,7 @@ const (
 	peakStart   = "peak_rss_start"
 	peak        = "peak_rss"
 	failedShare = "failed_share"
+	manyPorts   = "ports"
 	syncFull    = "sync_full"
 	syncPartial = "sync_partial"
 	rulesAll    = "restore_rules"
@@ -54,6 +58,9 @@ func measuredSeries(o *options) (all []bench.Series) {
 	add(rulesAll, "rules of iptables' table nat", bench.Count)
 	add(rulesLast, "  of them in the last restore", bench.Count)
 	add(failedShare, "connections that failed meanwhile", bench.Percent)
+	if o.Ports > 0 {
+		add(manyPorts, fmt.Sprintf("a new Service with %s ports (Slipstream: a range)", bench.Thousands(o.Ports)), bench.Nanoseconds)
+	}
 	return all
 }
 
@@ -94,6 +101,9 @@ func (m *measurement) measure(ctx context.Context) (err error) {
 	if memory, failed := bench.Memory(m.proxy.PID()); err == nil {
 		m.samples.Add(peak, float64(memory.VmHWM))
 		err = failed
+	}
+	if err == nil && m.Ports > 0 && m.subject.Mode() == "nftables" {
+		err = m.ports(ctx)
 	}
 	if err != nil {
 		err = m.proxy.Explain(err)
@@ -279,6 +289,42 @@ func (m *measurement) burst(ctx context.Context) error {
 		}
 		return nil
 	})
+}
+
+// ports measures from the API server's reply to a new Service with many ports until the first one is served.
+func (m *measurement) ports(ctx context.Context) (err error) {
+	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "ports"}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "other", Port: 1}}}}
+	slice := m.Slice(m.Single[0], 0)
+	slice.ObjectMeta = metav1.ObjectMeta{Name: svc.Name, Labels: map[string]string{discoveryv1.LabelServiceName: svc.Name}}
+	if m.subject.IsSlipstream() {
+		svc.Annotations = map[string]string{"slipstream.io/port-ranges": fmt.Sprintf("tcp/%d-%d", cluster.TargetPort, cluster.TargetPort+m.Ports-1)}
+	} else {
+		svc.Spec.Ports, slice.Ports = nil, nil
+		for i := range int32(m.Ports) {
+			p := corev1.ServicePort{Name: fmt.Sprint("p", i), Port: cluster.TargetPort + i}
+			svc.Spec.Ports = append(svc.Spec.Ports, p)
+			slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Name: &p.Name, Port: &p.Port})
+		}
+	}
+	services, endpointSlices := m.site.Plane.Client.CoreV1().Services(namespace), m.site.Plane.Client.DiscoveryV1().EndpointSlices(namespace)
+	if _, err := endpointSlices.Create(ctx, slice, metav1.CreateOptions{}); err != nil {
+		return err
+	}
+	if err := errors.Join(bench.Sleep(ctx, pause), m.calm(ctx, m.proxy.PID())); err != nil {
+		return err
+	}
+	err = m.prober.client.Do(func() error {
+		if svc, err = services.Create(ctx, svc, metav1.CreateOptions{}); err != nil {
+			return err
+		}
+		replied := time.Now()
+		to := netip.AddrPortFrom(netip.MustParseAddr(svc.Spec.ClusterIP), cluster.TargetPort)
+		served, err := m.prober.until(ctx, to, replied, func(netip.Addr) bool { return true })
+		m.samples.Add(manyPorts, float64(served.Sub(replied)))
+		return err
+	})
+	none := metav1.DeleteOptions{}
+	return errors.Join(err, services.Delete(ctx, svc.Name, none), endpointSlices.Delete(ctx, slice.Name, none))
 }
 
 // restores reads how long full and partial syncs took, and in iptables mode how many rules they

@@ -41,6 +41,8 @@ type options struct {
 	Bursts  int           `json:"bursts,omitempty"`  // in each run, at most
 	Budget  time.Duration `json:"budget_ns,omitempty"`
 
+	Ports int `json:"ports,omitempty"` // of a Service that is created in the end
+
 	Sample int `json:"sample,omitempty"` // connections for each number of Services, at most
 
 	// Of latency.
@@ -120,6 +122,7 @@ func (o *options) AddFlags(f *pflag.FlagSet) {
 		f.IntVar(&o.Runs, "runs", 1, "runs of each subject, each a new process on a new node, in turns")
 		f.IntVar(&o.Burst, "burst", 1000, "changes in a burst")
 		f.IntVar(&o.Bursts, "bursts", 5, "bursts in each run, at most; see --budget")
+		f.IntVar(&o.Ports, "ports", 0, "in nftables modes, in the end of each run, create a Service with as many ports; for Slipstream, a range of ports")
 		// The kernel frees rules of ten thousand Services for a while.
 		o.addChanges(f, 200, 2*time.Minute)
 	case Rules:
@@ -190,7 +193,8 @@ func (o *options) Validate(context.Context) error {
 			bench.Within("--runs", o.Runs, 1, maxNodes/len(o.Subjects)),
 			bench.Within("--changes", o.Changes, 1, 100_000),
 			bench.Within("--burst", o.Burst, 1, 100_000),
-			bench.Within("--bursts", o.Bursts, 1, 1000))
+			bench.Within("--bursts", o.Bursts, 1, 1000),
+			bench.Within("--ports", o.Ports, 0, 20_000))
 	case Rules:
 		errs = append(errs, bench.Within("--sample", o.Sample, 1, 10_000), bench.Within(howMany, len(o.Services), 1, maxNodes/2))
 	case Latency:
