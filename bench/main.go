@@ -92,12 +92,13 @@ in the header. 'bench scale' compares with kube-proxy.`,
 		Use:   "forward",
 		Short: "Measure connections by the slow path, the fast path, sockets, and without a Service",
 		Long: `Forward measures connections to a Service by several paths: the slow path ("off", also called
-nftables), the engines of the fast path (flowtable, ebpf) or a threshold of packets, sockets
-that connect straight to the endpoint, from pod to pod without a Service (direct), and over one
-link between the pods without a node. Measured are TCP streams by iperf3 with segments aggregated on the
-pods' interfaces, as usual, and with GSO, TSO and GRO off (packets), and the machine's
-processor time for them; UDP datagrams a second, and the cost of forwarding one packet (udp);
-and connections of one request and one response (crr).
+nftables), the engines of the fast path (flowtable, ebpf) or a threshold of packets, the fast path
+with GRO at the node's ends of the pods' veths (gro), sockets that connect straight to the endpoint,
+from pod to pod without a Service (direct), and over one link between the pods without a node.
+Measured are TCP streams by iperf3 with segments aggregated on the pods' interfaces, as usual, and
+with GSO, TSO and GRO off there (packets), and the machine's processor time for them; UDP datagrams
+a second, and the cost of forwarding one packet (udp); and connections of one request and one
+response (crr).
 
 One node that forwards is between the client's pod and the only backend; all are
 network namespaces of this machine. Each round has a turn of each path, in an order that

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"net"
 	"runtime"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/aclements/go-moremath/stats"
@@ -40,7 +42,11 @@ func (m *measurement) floods(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, echo.Close()) }()
-	undo, err := m.divert(ctx)
+	links := []string{podLink}
+	if slices.ContainsFunc(m.settings, func(s Setting) bool { return s.linked }) {
+		links = append(links, directLink)
+	}
+	undo, err := m.divert(ctx, links...)
 	if err != nil {
 		return err
 	}
@@ -53,7 +59,7 @@ func (m *measurement) floods(ctx context.Context) (err error) {
 // floodTurn counts the datagrams of a flood where they are dropped, and measures the cost
 // of one: the median of the differences of neighbouring batches.
 func (n *network) floodTurn(ctx context.Context, d time.Duration) (values, error) {
-	if n.linked || n.sockets { // the node does not see the reference; sockets of UDP are left alone
+	if n.sockets { // those of UDP are left alone
 		return nil, nil
 	}
 	before, err1 := arrived(&n.server.Machine)
@@ -67,6 +73,9 @@ func (n *network) floodTurn(ctx context.Context, d time.Duration) (values, error
 		return nil, fmt.Errorf("flood: of %.0f datagrams %.0f were lost on the way", sent, lost)
 	}
 	v := values{datagrams.Name: got / sent * batchSize * 1e9 / stats.Mean(times[0])}
+	if n.linked { // the node does not see the reference
+		return v, nil
+	}
 	times, err := n.flood(ctx, d/2, reference)
 	if err != nil {
 		return nil, err
@@ -115,10 +124,10 @@ func (n *network) flood(ctx context.Context, d time.Duration, others ...uint16) 
 // takes beyond one to it.
 var reference = floodPort.port + 1
 
-// divert has datagrams to the Service dropped as they arrive in the server's pod, and those to the
+// divert has datagrams to the Service dropped as they arrive in the server's pod by links, and those to the
 // reference as they arrive on the node. A program of tcx does that, as the fast path leaves out interfaces with chains or
 // filters of tc. It comes before the fast path's.
-func (n *network) divert(ctx context.Context) (undo func() error, err error) {
+func (n *network) divert(ctx context.Context, links ...string) (undo func() error, err error) {
 	node, pod := &n.node.Machine, &n.server.Machine
 	in, err := node.Netlink().LinkByName(n.client.NodeLink())
 	if err != nil {
@@ -151,8 +160,8 @@ func (n *network) divert(ctx context.Context) (undo func() error, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("flood: this needs tcx (Linux 6.6): %w", err)
 	}
-	const drops = "table netdev bench {\nchain ingress {\ntype filter hook ingress device %q priority -500\nudp dport %d udp length %d drop\n}\n}"
-	if _, err := pod.Run(ctx, "nft", fmt.Sprintf(drops, podLink, floodPort.port, datagramSize+8)); err != nil {
+	const drops = "table netdev bench {\nchain ingress {\ntype filter hook ingress devices = { %s } priority -500\nudp dport %d udp length %d drop\n}\n}"
+	if _, err := pod.Run(ctx, "nft", fmt.Sprintf(drops, strings.Join(links, ", "), floodPort.port, datagramSize+8)); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
 	return func() error {

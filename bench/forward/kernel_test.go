@@ -196,7 +196,7 @@ func TestDiverted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	undo, err := n.divert(t.Context())
+	undo, err := n.divert(t.Context(), podLink)
 	skipWithoutTCX(t, err)
 	if err != nil {
 		t.Fatal(err)

@@ -112,7 +112,7 @@ func (m *node) setFastPath(ctx context.Context, s Setting) error {
 	if err := m.stopFastPath(); err != nil || s.Threshold == 0 {
 		return err
 	}
-	c, err := fastpath.New(fastpath.Config{NetNS: m.FD(), Threshold: s.Threshold, Engine: cmp.Or(s.Engine, fastpath.AutoEngine)})
+	c, err := fastpath.New(fastpath.Config{NetNS: m.FD(), Threshold: s.Threshold, Engine: cmp.Or(s.Engine, fastpath.AutoEngine), GRO: s.gro})
 	if err != nil {
 		return err
 	}

@@ -15,7 +15,7 @@
 // done on the sender's processor, so the time for a packet is its processor time. Batches of
 // datagrams that cross the node and are dropped as they arrive in the server's pod alternate
 // with batches that are dropped as they arrive on the node: the difference is the cost of
-// forwarding a packet, the second link included.
+// forwarding a packet, the second link included. Over one link without a node there is no such difference.
 package forward
 
 import (
@@ -294,6 +294,7 @@ type Setting struct {
 
 	direct  bool // the client connects to the server's pod: the node translates nothing
 	linked  bool // by one link that joins the two pods: what no fast path can be faster than
+	gro     bool // the fast path switches GRO on at the pods' veths
 	sockets bool // the client's sockets connect straight to the endpoint (package socket)
 }
 
@@ -306,6 +307,7 @@ var paths = map[string]Setting{
 	"nftables":  {Name: "nftables"},
 	"flowtable": {Name: "flowtable", Threshold: threshold, Engine: fastpath.Flowtable},
 	"ebpf":      {Name: "eBPF", Threshold: threshold, Engine: fastpath.EBPF},
+	"gro":       {Name: "fast path, GRO", Threshold: threshold, gro: true},
 	"sockets":   {Name: "sockets", sockets: true},
 	"direct":    {Name: "no Service", direct: true},
 	"link":      {Name: "one link", direct: true, linked: true},

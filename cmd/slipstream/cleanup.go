@@ -37,7 +37,8 @@ func newCleanup() *cobra.Command {
 		Long: `Cleanup removes everything that any earlier run of slipstream has programmed on
 this node, in any mode: the nftables tables "ip slipstream", "ip6 slipstream" and
 "inet slipstream-fastpath", the BPF programs of the fast path and of sockets, and iptables chains and IP sets
-with names that begin with SLIP-. It says which rules it has removed.
+with names that begin with SLIP-. It says which rules it has removed. It switches GRO off where the fast path has
+switched it on.
 
 With --kube-proxy, it also removes everything of kube-proxy, as 'kube-proxy --cleanup' does, in
 any mode: nftables tables, iptables chains, IPVS virtual servers, the interface kube-ipvs0

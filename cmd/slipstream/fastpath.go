@@ -118,6 +118,7 @@ func parseFastPath(f *config.FastPathConfiguration, path *field.Path) (c fastpat
 	invalid("engine", f.Engine, choose(&c.Engine, f.Engine, "engine %q: is none of flowtable, ebpf and auto", fastpath.Flowtable, fastpath.EBPF, fastpath.AutoEngine))
 	invalid("bypass", f.Bypass, choose(&c.Bypass, f.Bypass, "bypass %q: is neither none nor all", fastpath.BypassNone, fastpath.BypassAll))
 	invalid("hardwareOffload", f.HardwareOffload, choose(&c.Hardware, string(f.HardwareOffload), "hardware offload %q: is none of auto, on and off", fastpath.Auto, fastpath.On, fastpath.Off))
+	c.GRO = f.GRO
 	for _, text := range f.ExcludeAddresses {
 		p, err := fastpath.ParsePrefix(text)
 		invalid("excludeAddresses", text, err)
@@ -262,6 +263,7 @@ func addFastPath(fs *pflag.FlagSet, c *config.FastPathConfiguration, threshold s
 	fs.StringVar(&c.Scope, "scope", c.Scope, "which connections may take the fast path: services, or all that the node forwards")
 	fs.StringVar(&c.Interfaces, "interfaces", c.Interfaces, `interfaces between which connections may take the fast path, as a CEL expression over interface.name, .type, .addresses, .mtu, .up and .portOf, such as 'interface.name.startsWith("veth")' (default: all that are up, except loopback, WireGuard, and ports of bridges and bonds)`)
 	fs.StringVar((*string)(&c.HardwareOffload), "hardware-offload", string(c.HardwareOffload), "whether to hand connections to network hardware: auto, on, off")
+	fs.BoolVar(&c.GRO, "fast-path-gro", c.GRO, "switch GRO on at the node's ends of the veths between which connections may take the fast path, for pods that send no segments to be split (GSO, TSO off)")
 	fs.StringSliceVar(&c.ExcludeAddresses, "exclude-addresses", c.ExcludeAddresses, "addresses and ranges of clients and backends whose connections do not take the fast path, comma-separated")
 	fs.StringVar(&c.ExcludePods, "exclude-pods", c.ExcludePods, `pods of this node whose connections do not take the fast path, as a CEL expression over pod.namespace, .name, .labels and .annotations, such as 'pod.namespace == "voip"'`)
 	fs.StringSliceVar(&c.ExcludeMarks, "exclude-marks", c.ExcludeMarks, "packet marks and connection marks, as value or value/mask, with which connections do not take the fast path, comma-separated")

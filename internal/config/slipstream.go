@@ -61,6 +61,7 @@ type FastPathConfiguration struct {
 	Bypass                 string `json:"bypass,omitempty"`
 	Interfaces             string `json:"interfaces,omitempty"` // a CEL expression
 	HardwareOffload        Switch `json:"hardwareOffload,omitempty"`
+	GRO                    bool   `json:"gro,omitempty"` // at the node's ends of pods' veths
 
 	ExcludeAddresses []string `json:"excludeAddresses,omitempty"` // of clients and backends
 	ExcludePods      string   `json:"excludePods,omitempty"`      // a CEL expression; beside pods with the annotation slipstream.io/fast-path: "off"

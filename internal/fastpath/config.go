@@ -70,6 +70,10 @@ type Config struct {
 	Engine   Engine
 	Hardware Hardware // of the engine Flowtable
 
+	// GRO is switched on at the node's ends of veths that take part. What Slipstream has switched on it switches off
+	// when this is not set any more.
+	GRO bool
+
 	// Exclude selects connections that are not offloaded.
 	Exclude Exclude
 

@@ -375,7 +375,8 @@ func (c *Controller) Cleanup(context.Context) error {
 	if err != nil && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("fast path: deleting %s: %w", tableText, err)
 	}
-	return c.engine.cleanup()
+	all, err := netif.Namespace(c.config.NetNS).List()
+	return errors.Join(err, c.switchGRO(all, func(int) bool { return false }), c.engine.cleanup())
 }
 
 func (c *Controller) deleteTable() error {

@@ -96,6 +96,7 @@ func (c *Controller) setInterfaces(all []netif.Interface) {
 			c.unsynced = true
 		}
 	}
+	c.logOnce(c.switchGRO(all, func(index int) bool { return c.config.GRO && c.links[index].chosen }), "Fast path: GRO could not be switched")
 }
 
 // choose returns the interfaces by index, with the choice of those that take part.

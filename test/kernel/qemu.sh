@@ -143,6 +143,6 @@ wait # for the rest of the output
 if [ ! -s "$run/code" ]; then
   [ "$ended" != 124 ] || die "not done after $timeout"
   tail -n 20 "$run/console" >&2
-  die "the machine ended before the command did"
+  die "the machine ended with code $ended before the command did"
 fi
 exit "$(cat "$run/code")"

@@ -39,6 +39,9 @@ type Interface struct {
 	Loopback bool
 	Ethernet bool // packets have Ethernet headers
 
+	Alias string // a text that programs and people may set
+	Netns int    // identifies the namespace of the other end of a veth or the like; -1 if that is this one, or there is none
+
 	// PortOf is the type of the interface of which this one is a port (bridge, bond,
 	// team ...); "" for none.
 	PortOf string
@@ -139,7 +142,7 @@ func interfaces(links []netlink.Link, addresses []netlink.Addr) (all []Interface
 		a := l.Attrs()
 		all = append(all, Interface{
 			Index: a.Index, Name: a.Name, Type: types[a.Index], Addresses: inOrder(byIndex[a.Index]), MTU: a.MTU,
-			Up: a.Flags&net.FlagUp != 0, Loopback: a.Flags&net.FlagLoopback != 0, Ethernet: a.EncapType == "ether", PortOf: types[a.MasterIndex],
+			Up: a.Flags&net.FlagUp != 0, Loopback: a.Flags&net.FlagLoopback != 0, Ethernet: a.EncapType == "ether", PortOf: types[a.MasterIndex], Alias: a.Alias, Netns: a.NetNsID,
 		})
 	}
 	slices.SortFunc(all, func(a, b Interface) int { return a.Index - b.Index })
