@@ -22,7 +22,7 @@ ENGINE ?= docker
 IMAGE ?= slipstream:$(VERSION)
 
 .DEFAULT_GOAL := help
-.PHONY: help build test race oracle oracle-ipvs test-ebpf test-bench test-browser test-cluster test-cluster-ipvs tenants crash-sweep sim mutation e2e test-deploy build-bench image release verify-release test-release deps lint vulnerabilities fmt demo bench bench-fastpath bench-compare bench-scale bench-rules bench-ipvs bench-balance bench-observe report fuzz clean
+.PHONY: help build test race oracle oracle-ipvs test-ebpf test-bench test-browser test-cluster test-cluster-ipvs tenants crash-sweep soak sim mutation e2e test-deploy build-bench image release verify-release test-release deps lint vulnerabilities fmt demo bench bench-fastpath bench-compare bench-scale bench-rules bench-ipvs bench-balance bench-observe report fuzz clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -72,6 +72,9 @@ tenants: deps build ## Attack a node as a hostile tenant and write the table of 
 
 crash-sweep: deps ## Kill slipstream before each call that changes the kernel, RUN='TestCrash/nftables/start'; IPVS mode on the User Mode Linux kernel (root)
 	$(GO) run ./test/kernel/runner -strict=false -v -timeout 6h -run '$(or $(RUN),^TestCrash$$)' ./cmd/slipstream -- -crash-all
+
+soak: deps ## Record a history of changes, kills and damage and judge it, HOURS=8 on each kernel (root)
+	$(GO) run ./test/kernel/runner -strict=false -v -timeout 96h -run '^TestHistory$$' ./cmd/slipstream -- -history $$(( $(or $(HOURS),8) * 15 ))m $(if $(SEED),-history-seed $(SEED))
 
 sim: ## Simulate failures of the kernel and the API server, FOR=1m RUNS=100000; or one run, SEED=17
 	$(GO) test ./test/sim -count 1 -v -timeout 24h -run '^TestSimulation$$' -args $(if $(SEED),-sim-seed $(SEED) -sim-runs $(or $(RUNS),1),-sim-runs $(or $(RUNS),1000000000)) -sim-for $(or $(FOR),1m)

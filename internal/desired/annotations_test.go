@@ -46,3 +46,15 @@ func FuzzAnnotations(f *testing.F) {
 		}
 	})
 }
+
+// TestRangesText refuses texts that are no ranges.
+func TestRangesText(t *testing.T) {
+	for _, text := range []string{"/3000", "3000", "tcp/", "tcp/0", "tcp/2-1", "tcp/65536", "icmp/1", "tcp/1-2,tcp/2", "tcp/1-2,"} {
+		if all, err := parseRanges(text); err == nil {
+			t.Errorf("%q: %v", text, all)
+		}
+	}
+	if all, err := parseRanges(" udp/10-20 ,TCP/5"); err != nil || len(all) != 2 || all[0].last != 20 || all[1].last != 5 {
+		t.Errorf("%v, %v", all, err)
+	}
+}

@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/slipstream-proxy/slipstream/internal/config"
+	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
+	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
+)
+
+var (
+	historyFor  = flag.Duration("history", 15*time.Second, "how long TestHistory goes on in each case")
+	historySeed = flag.Uint64("history-seed", 0, "seed of what TestHistory does; 0 takes one of the clock")
+)
+
+// TestHistory changes endpoints all the time, kills the proxy, lets other programs delete its rules, changes the node's
+// addresses and the proxy's mode, in a random order. Clients connect meanwhile, and history.judge judges all that they saw. make soak
+// goes on for hours.
+func TestHistory(t *testing.T) {
+	kerneltest.Require(t, kerneltest.NFTBinary)
+	seed := *historySeed
+	if seed == 0 {
+		seed = uint64(time.Now().UnixNano())
+	}
+	t.Logf("-history-seed %d", seed)
+	for _, c := range []struct {
+		name  string
+		modes []string // that it changes between
+		flags []string
+		needs []kerneltest.Feature
+	}{
+		{"nftables", []string{config.NFTables}, nil, nil},
+		{"fast path", []string{config.NFTables}, []string{"--fast-path-engine", "auto"}, nil},
+		{"iptables", []string{config.IPTables}, nil, []kerneltest.Feature{kerneltest.IPTablesNFT, kerneltest.IPSet}},
+		{"modes", []string{config.NFTables, config.IPTables}, nil, []kerneltest.Feature{kerneltest.IPTablesNFT, kerneltest.IPSet}},
+		{"ipvs", []string{config.IPVS}, nil, []kerneltest.Feature{kerneltest.IPVS, kerneltest.IPSet}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			kerneltest.Require(t, c.needs...)
+			if user := kerneltest.OwnClock.Probe() == nil; user && (c.name != "ipvs" && c.name != "fast path" || strings.HasPrefix(kerneltest.Kernel(), "6.1.")) {
+				t.Skip("runs on the host, or on a newer kernel")
+			}
+			s := newSite(t)
+			x := &historian{
+				crashes: &crashes{site: s, socket: socketPath(t)}, modes: c.modes, flags: c.flags, random: rand.New(rand.NewPCG(seed, 0)),
+				history: history{stays: map[string][]*stay{}, last: map[string]attempt{}}, did: map[string]int{}, seen: map[string]int{},
+			}
+			x.crashes.mode = c.modes[0]
+			x.live(*historyFor)
+		})
+	}
+}
+
+// historian makes a history.
+type historian struct {
+	*crashes
+	modes      []string
+	flags      []string
+	random     *rand.Rand
+	proxy      *lab.Process
+	generation int // as many Services without endpoints as its remainder, which tells it from those before
+	serving    map[string][]int
+
+	mu       sync.Mutex // for the rest
+	history  history
+	attempts []attempt
+	did      map[string]int // steps, by what they do
+	steps    []string
+	seen     map[string]int // attempts, by Service and outcome
+}
+
+// historyOthers keeps conntrack and translation in the kernel while the proxy has no rules. Without any, it would translate no
+// packets of established connections.
+const historyOthers = "table inet other { chain c { type filter hook forward priority 0; ct state new accept; }; chain n { type nat hook prerouting priority 50; }; chain p { type nat hook postrouting priority 90; }; }"
+
+const historyNode = "192.168.100.11"
+
+// historyServices have the frontends where clients connect.
+var historyServices = map[string]netip.AddrPort{
+	"web": netip.MustParseAddrPort("10.96.0.10:80"), "sticky": netip.MustParseAddrPort("10.96.0.11:80"),
+	"udp": netip.MustParseAddrPort("10.96.0.12:80"), "steady": netip.MustParseAddrPort(historyNode + ":30080"),
+}
+
+func (x *historian) live(d time.Duration) {
+	x.serving = map[string][]int{"web": {0, 1}, "sticky": {0, 1, 2}, "udp": {1}, "steady": {2}}
+	_, err := x.node.Run(x.t.Context(), "nft", historyOthers)
+	x.check(err)
+	x.write()
+	x.start()
+	x.acknowledged()
+	stop := make(chan struct{})
+	var clients sync.WaitGroup
+	for service, to := range historyServices {
+		clients.Go(func() {
+			for ; ; time.Sleep(4 * time.Millisecond) {
+				select {
+				case <-stop:
+					return
+				default:
+					x.attempt(service, to)
+				}
+			}
+		})
+	}
+	stream, err := x.client.Stream(lab.TCP, historyServices["steady"], 2*time.Millisecond, lab.Timeout(patience))
+	x.check(err)
+	for end := time.Now().Add(d); time.Now().Before(end) && !x.t.Failed(); x.judge() {
+		x.step()
+		if s := stream.Stats(); x.mode != config.IPVS && s.Ended {
+			x.t.Errorf("after %v: a connection to an endpoint that never left ended: %+v", x.steps[max(0, len(x.steps)-5):], s)
+		}
+	}
+	close(stop)
+	clients.Wait()
+	x.judge()
+	x.check(stream.Close())
+	if out, err := x.verify(x.args()...); err != nil || !allTheSame.MatchString(out) {
+		x.t.Errorf("verify: %v\n%s", err, out)
+	}
+	x.t.Logf("%d generations; steps %v; attempts %v", x.generation, x.did, x.seen)
+	for service := range historyServices {
+		if x.seen[service+" ok"] == 0 {
+			x.t.Errorf("no client has reached %s", service)
+		}
+	}
+}
+
+// attempt makes a connection, or sends a datagram of the one flow to a Service of UDP.
+func (x *historian) attempt(service string, to netip.AddrPort) {
+	a := attempt{service: service, begin: time.Now()}
+	var r lab.Reply
+	if service == "udp" {
+		from := netip.AddrPortFrom(x.client.Addrs()[0], 5353)
+		r, a.err = x.client.Connect(lab.UDP, to, lab.Source(from), lab.Timeout(time.Second))
+	} else {
+		r, a.err = x.client.Connect(lab.TCP, to, lab.Timeout(10*time.Second))
+	}
+	a.server, a.end = r.Server, time.Now()
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.attempts = append(x.attempts, a)
+}
+
+// judge judges the attempts that have ended.
+func (x *historian) judge() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, a := range x.attempts {
+		outcome := " ok"
+		if a.err != nil {
+			outcome = " failed"
+		}
+		x.seen[a.service+outcome]++
+		if wrong := x.history.judge(a); wrong != "" {
+			x.t.Errorf("generation %d, after %v: %s (from %s, for %v)", x.generation, x.did, wrong, a.begin.Format("15:04:05.000"), a.end.Sub(a.begin))
+		}
+	}
+	x.attempts = nil
+	x.history.forget(time.Now())
+}
+
+func (x *historian) start() {
+	x.proxy = x.run(append([]string{"--status-socket", x.socket}, x.args()...)...)
+}
+
+// args are for the proxy and for verify.
+func (x *historian) args() []string {
+	return append([]string{"--proxy-mode", x.mode, "--nodeport-addresses", "192.168.100.0/24"}, x.flags...)
+}
+
+func (x *historian) kill() {
+	x.proxy.Kill()
+	<-x.proxy.Done()
+}
+
+// write writes the next generation, and records it.
+func (x *historian) write() {
+	x.generation++
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	var all strings.Builder
+	for service, servers := range x.serving {
+		spec, protocol, endpoints := "", "TCP", []string{}
+		switch service {
+		case "udp":
+			protocol = "UDP"
+		case "sticky":
+			spec = "sessionAffinity: ClientIP, "
+		}
+		port := "port: 80"
+		if service == "steady" {
+			spec, port = "type: NodePort, ", "port: 80, nodePort: 30080"
+		}
+		names := []string{}
+		for _, i := range servers {
+			endpoints = append(endpoints, fmt.Sprintf("{addresses: [10.244.1.%d], nodeName: n1}", 10+i))
+			names = append(names, fmt.Sprint("web-", i))
+		}
+		ip := historyServices[service].Addr().String()
+		if service == "steady" {
+			ip = "10.96.0.13"
+		}
+		fmt.Fprintf(&all, `---
+{apiVersion: v1, kind: Service, metadata: {name: %[1]s}, spec: {%[2]sclusterIP: %[3]s, ports: [{%[4]s, targetPort: 8080, protocol: %[5]s}]}}
+---
+{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: %[1]s, labels: {kubernetes.io/service-name: %[1]s}}, addressType: IPv4, ports: [{port: 8080, protocol: %[5]s}], endpoints: [%[6]s]}
+`, service, spec, ip, port, protocol, strings.Join(endpoints, ", "))
+		x.history.set(service, names, time.Now())
+	}
+	for i := range x.generation % 7 {
+		fmt.Fprintf(&all, "---\n{apiVersion: v1, kind: Service, metadata: {name: mark-%d}, spec: {clusterIP: 10.96.1.%d, ports: [{port: 80}]}}\n", i, i+1)
+	}
+	x.save("all.yaml", all.String())
+}
+
+// acknowledged waits until the proxy has programmed the last generation.
+func (x *historian) acknowledged() {
+	x.t.Helper()
+	x.until("the last generation is programmed", func() bool { return x.synced(len(historyServices)+x.generation%7, -1) })
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.history.acknowledge(time.Now())
+}
+
+// roll gives the Services other endpoints.
+func (x *historian) roll() {
+	for service, least := range map[string]int{"web": 0, "sticky": 1, "udp": 0} {
+		some := x.random.Perm(3)
+		x.serving[service] = some[:least+x.random.IntN(4-least)]
+	}
+	x.write()
+}
+
+// step does one thing.
+func (x *historian) step() {
+	do := []string{"roll", "roll", "roll", "roll", "roll twice", "kill", "kill while it changes", "delete the rules", "addresses", "mode", "rest"}[x.random.IntN(11)]
+	if do == "mode" && len(x.modes) == 1 {
+		do = "kill"
+	}
+	x.did[do]++
+	x.steps = append(x.steps, do)
+	switch do {
+	case "roll twice":
+		x.roll()
+	case "kill while it changes":
+		x.roll()
+		time.Sleep(time.Duration(x.random.IntN(20)) * time.Millisecond)
+		fallthrough
+	case "kill":
+		x.kill()
+		x.start()
+	case "rest": // longer than flows may be late
+		time.Sleep(4 * time.Second)
+		return
+	case "delete the rules":
+		x.disturb()
+		return
+	case "addresses":
+		_, err := x.node.Run(x.t.Context(), "sh", "-c", "ip addr add 192.168.100.77/24 dev eth0 2>/dev/null || ip addr del 192.168.100.77/24 dev eth0")
+		x.check(err)
+	case "mode":
+		x.mode = map[string]string{config.NFTables: config.IPTables, config.IPTables: config.NFTables}[x.mode]
+		x.kill()
+		defer x.during(&x.history.forgotten)()
+		x.start()
+		defer x.until("the former mode's rules are gone", func() bool { return !x.hasFormer() })
+	}
+	x.roll()
+	x.acknowledged()
+}
+
+// disturb deletes rules as another program would, and waits until they are back.
+func (x *historian) disturb() {
+	defer x.during(&x.history.gaps)()
+	defer x.during(&x.history.forgotten)()
+	x.shell(map[string]string{
+		config.NFTables: "nft delete table ip slipstream", config.IPTables: "iptables-nft -t nat -F", config.IPVS: "ipvsadm -C",
+	}[x.mode])
+	x.until("the rules are back", func() bool {
+		out, err := x.verify(x.args()...)
+		return err == nil && allTheSame.MatchString(out)
+	})
+}
+
+// during records a gap that goes on until its result is called.
+func (x *historian) during(all *[]gap) (end func()) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	*all = append(*all, gap{from: time.Now()})
+	return func() {
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		(*all)[len(*all)-1].to = time.Now()
+	}
+}
