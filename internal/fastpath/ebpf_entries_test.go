@@ -560,3 +560,25 @@ func TestVerifyEBPF(t *testing.T) {
 		return err == nil && strings.Contains(strings.Join(faults, "\n"), "does nothing: no proxy has renewed its lease for ")
 	})
 }
+
+// TestEBPFNeighbour has the kernel forget the pods' link addresses, as it does when it collects entries that only the program
+// uses. The slow path asks for them, and the connection stays offloaded.
+func TestEBPFNeighbour(t *testing.T) {
+	for _, ipv6 := range []bool{false, true} {
+		t.Run(fmt.Sprintf("ipv6=%t", ipv6), func(t *testing.T) {
+			w := newWorld(t, Config{Engine: EBPF, Threshold: threshold})
+			s := w.stream(lab.UDP, web, ipv6)
+			w.fast(s)
+			before, err := w.Stats()
+			w.check(err)
+			w.watchSlowPath()
+			w.must(fmt.Sprintf("ip neigh del %s dev $in; ip neigh del %s dev $out", w.client.Addr(ipv6), w.web[0].Addr(ipv6)))
+			w.until("packets take the slow path", func() bool { original, reply := w.slowPackets(); return original > 0 && reply > 0 })
+			w.noSlowPackets(s)
+			if after, err := w.Stats(); err != nil || after.Offloaded != before.Offloaded {
+				t.Errorf("%+v (%v), want %d offloads: it was offloaded again", after, err, before.Offloaded)
+			}
+			w.unharmed(s)
+		})
+	}
+}

@@ -10,6 +10,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -24,6 +25,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/sock"
 	"github.com/slipstream-proxy/slipstream/internal/node/sysctl"
 	links "github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 )
@@ -422,8 +424,21 @@ func (e *Engine) watchIPsec() error {
 	if err != nil {
 		err = fmt.Errorf("no connections are offloaded while IPsec policies cannot be listed: %w", err)
 	}
-	e.ipsec = err != nil || len(policies) > 0
+	e.ipsec = err != nil || len(policies) > 0 || e.dropsUnnamed()
 	return err
+}
+
+// dropsUnnamed reports whether packets that no IPsec policy names are dropped (Linux 5.15).
+func (e *Engine) dropsUnnamed() (drops bool) {
+	const getDefault, block = 0x28, 1 // XFRM_MSG_GETDEFAULT, XFRM_USERPOLICY_BLOCK
+	r := nl.NewNetlinkRequest(getDefault, 0)
+	r.AddRawData(make([]byte, 3)) // for incoming, forwarded and outgoing packets
+	_ = dataplane.Inside(e.netns, func() error {
+		answers, err := r.Execute(unix.NETLINK_XFRM, 0) // an error of a kernel that has no such default
+		drops = err == nil && slices.ContainsFunc(answers, func(a []byte) bool { return slices.Contains(a, block) })
+		return nil
+	})
+	return drops
 }
 
 // Sweep deletes the flows of connections that had no packet for a time, and counts the others.

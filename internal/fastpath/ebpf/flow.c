@@ -282,7 +282,10 @@ INLINE int tracked(struct __sk_buff *skb, const struct tuple *other, __u8 direct
 	return ok;
 }
 
-// routed looks up the next hop. The packet has to leave by the same interface as on the slow path.
+#define UNRESOLVED 2
+
+// routed looks up the next hop. The packet has to leave by the same interface as on the slow path. UNRESOLVED: the kernel
+// does not know the pod's link address, as it collects those that only this program uses.
 INLINE int routed(struct __sk_buff *skb, const struct packet *p, struct flow *f)
 {
 	const struct tuple *from = &p->key;
@@ -298,7 +301,10 @@ INLINE int routed(struct __sk_buff *skb, const struct packet *p, struct flow *f)
 	__builtin_memcpy(&fib.dport, f->to.ports + 2, 2);
 	copy_address((__u8 *)fib.ipv6_src, from->src);
 	copy_address((__u8 *)fib.ipv6_dst, f->to.dst);
-	if (fib_lookup(skb, &fib, sizeof fib, f->peer ? 0 : BPF_FIB_LOOKUP_SKIP_NEIGH) || fib.ifindex != f->out)
+	long result = fib_lookup(skb, &fib, sizeof fib, f->peer ? 0 : BPF_FIB_LOOKUP_SKIP_NEIGH);
+	if (result == BPF_FIB_LKUP_RET_NO_NEIGH && fib.ifindex == f->out)
+		return UNRESOLVED;
+	if (result || fib.ifindex != f->out)
 		return 0;
 	f->mtu = fib.mtu_result;
 	f->nexthop_family = fib.family;
@@ -570,9 +576,11 @@ int forward(struct __sk_buff *skb)
 	if (!f.mtu || f.dscp != p.dscp || now - f.checked > CHECK_INTERVAL) {
 		opposite(&other, &f);
 		int kept = takes_part(&f) && tracked(skb, &other, !f.reply);
-		if (kept && !routed(skb, &p, &f)) {
-			kept = 0;
-			if (ms(now) - f.added < TRIAL) {
+		if (kept) {
+			kept = routed(skb, &p, &f);
+			if (kept == UNRESOLVED)
+				return slow; // which has the kernel ask for it
+			if (!kept && ms(now) - f.added < TRIAL) {
 				refuse(&other, now);
 				refuse(&p.key, now);
 			}

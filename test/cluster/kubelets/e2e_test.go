@@ -87,7 +87,7 @@ func TestE2E(t *testing.T) {
 					skip = append(skip, regexp.QuoteMeta(u.Spec))
 				}
 			}
-			c := start(ctx, t, kind)
+			c, _ := start(ctx, t, kind)
 			r := c.specs(ctx, t, strings.Join(skip, "|"))
 			for spec, o := range r.Specs {
 				switch {
@@ -126,8 +126,9 @@ func kinds(names, modes []string) (all []proxies.Kind) {
 	return all
 }
 
-// start starts a cluster with a proxy, and returns when pods have connected to Services.
-func start(ctx context.Context, t *testing.T, kind proxies.Kind) *Cluster {
+// start starts a cluster with a proxy, and returns when pods have connected to Services. Configure changes the proxy's
+// options on a node.
+func start(ctx context.Context, t *testing.T, kind proxies.Kind, configure ...func(*Node, *proxies.Options)) (*Cluster, []*proxies.Proxy) {
 	dir := t.TempDir()
 	if *keepLogs != "" {
 		dir = filepath.Join(*keepLogs, string(kind))
@@ -147,6 +148,7 @@ func start(ctx context.Context, t *testing.T, kind proxies.Kind) *Cluster {
 			t.Logf("cgroups of this and other runs: %v", left)
 		}
 	})
+	var running []*proxies.Proxy
 	binary := ""
 	if kind.IsSlipstream() {
 		if binary = *program; binary == "" {
@@ -168,9 +170,14 @@ func start(ctx context.Context, t *testing.T, kind proxies.Kind) *Cluster {
 				config["nodePortAddresses"] = []string{"primary", "localhost"}
 			}
 		}
-		if _, err := proxies.Start(ctx, kind, n.Node.Node, options); err != nil {
+		for _, change := range configure {
+			change(n, &options)
+		}
+		p, err := proxies.Start(ctx, kind, n.Node.Node, options)
+		if err != nil {
 			t.Fatal(err)
 		}
+		running = append(running, p)
 	}
 	// CoreDNS reaches the API server by its Service, so it is ready only with a proxy.
 	within := fmt.Sprint("--timeout=", *patience)
@@ -195,7 +202,7 @@ func start(ctx context.Context, t *testing.T, kind proxies.Kind) *Cluster {
 	if _, err := c.Kubectl(ctx, "delete", "pod", "client"); err != nil {
 		t.Fatal(err)
 	}
-	return c
+	return c, running
 }
 
 // specs runs the specs, those that skip matches excepted, and returns what each has done.
