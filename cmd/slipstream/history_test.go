@@ -13,12 +13,13 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/config"
+	"github.com/slipstream-proxy/slipstream/internal/socket"
 	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 )
 
 var (
-	historyFor  = flag.Duration("history", 15*time.Second, "how long TestHistory goes on in each case")
+	historyFor  = flag.Duration("history", 10*time.Second, "how long TestHistory goes on in each case")
 	historySeed = flag.Uint64("history-seed", 0, "seed of what TestHistory does; 0 takes one of the clock")
 )
 
@@ -40,6 +41,7 @@ func TestHistory(t *testing.T) {
 	}{
 		{"nftables", []string{config.NFTables}, nil, nil},
 		{"fast path", []string{config.NFTables}, []string{"--fast-path-engine", "auto"}, nil},
+		{"sockets", []string{config.NFTables}, []string{"--socket-load-balancing", "tcp"}, []kerneltest.Feature{kerneltest.CGroupBPF}},
 		{"iptables", []string{config.IPTables}, nil, []kerneltest.Feature{kerneltest.IPTablesNFT, kerneltest.IPSet}},
 		{"modes", []string{config.NFTables, config.IPTables}, nil, []kerneltest.Feature{kerneltest.IPTablesNFT, kerneltest.IPSet}},
 		{"ipvs", []string{config.IPVS}, nil, []kerneltest.Feature{kerneltest.IPVS, kerneltest.IPSet}},
@@ -50,6 +52,10 @@ func TestHistory(t *testing.T) {
 				t.Skip("runs on the host, or on a newer kernel")
 			}
 			s := newSite(t)
+			if c.name == "sockets" {
+				kerneltest.CGroup(t)
+				t.Cleanup(func() { s.check(socket.Remove(s.node.FD())) })
+			}
 			x := &historian{
 				crashes: &crashes{site: s, socket: socketPath(t)}, modes: c.modes, flags: c.flags, random: rand.New(rand.NewPCG(seed, 0)),
 				history: history{stays: map[string][]*stay{}, last: map[string]attempt{}}, did: map[string]int{}, seen: map[string]int{},
