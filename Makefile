@@ -73,7 +73,7 @@ tenants: deps build ## Attack a node as a hostile tenant and write the table of 
 crash-sweep: deps ## Kill slipstream before each call that changes the kernel, RUN='TestCrash/nftables/start'; IPVS mode on the User Mode Linux kernel (root)
 	$(GO) run ./test/kernel/runner -strict=false -v -timeout 6h -run '$(or $(RUN),^TestCrash$$)' ./cmd/slipstream -- -crash-all
 
-soak: deps ## Record a history of changes, kills and damage and judge it, HOURS=8 on each kernel (root)
+soak: deps ## Record a history of changes, kills and damage and judge it, HOURS=8: a quarter for each case (root)
 	$(GO) run ./test/kernel/runner -strict=false -v -timeout 96h -run '^TestHistory$$' ./cmd/slipstream -- -history $$(( $(or $(HOURS),8) * 15 ))m $(if $(SEED),-history-seed $(SEED))
 
 sim: ## Simulate failures of the kernel and the API server, FOR=1m RUNS=100000; or one run, SEED=17
