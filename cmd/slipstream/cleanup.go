@@ -35,8 +35,8 @@ func newCleanup() *cobra.Command {
 		Use:   "cleanup",
 		Short: "Remove everything of Slipstream from the kernel, and on request of kube-proxy",
 		Long: `Cleanup removes everything that any earlier run of slipstream has programmed on
-this node, in any mode: the nftables tables "ip slipstream", "ip6 slipstream" and
-"inet slipstream-fastpath", the BPF programs of the fast path and of sockets, and iptables chains and IP sets
+this node, in any mode: the nftables tables slipstream and slipstream-limits of ip and
+ip6, and "inet slipstream-fastpath", the BPF programs of the fast path and of sockets, and iptables chains and IP sets
 with names that begin with SLIP-. It says which rules it has removed. It switches GRO off where the fast path has
 switched it on.
 
