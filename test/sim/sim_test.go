@@ -30,7 +30,7 @@ import (
 var (
 	seed    = flag.Uint64("sim-seed", 0, "the first seed; 0 for a random one")
 	runs    = flag.Int("sim-runs", 1000, "how many runs TestSimulation makes at most; what happens in one alone is printed")
-	long    = flag.Duration("sim-for", 40*time.Second, "for how long TestSimulation begins new runs")
+	long    = flag.Duration("sim-for", 2*time.Minute, "for how long TestSimulation begins new runs")
 	repeats = flag.Int("sim-repeats", 6, "how many plans TestRepeats runs twice")
 	part    = flag.Int("sim-part", -1, "which part of the seeds this process runs, of -sim-parts; TestSimulation starts such processes")
 	parts   = flag.Int("sim-parts", 1, "how many processes run seeds")
