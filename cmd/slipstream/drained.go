@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"net/url"
 	"time"
 
@@ -34,9 +35,10 @@ pod's connections (hostNetwork, ipvlan, network plugins that pass conntrack by, 
 any connection), or does not answer, drained waits for --max-wait, and says so.
 
 Connections from the node's own addresses straight to the pod's do not count, as the kubelet's
-probes are such. Silence proves little for a Service with few connections: give a longer
---min-wait. Behind a load balancer with externalTrafficPolicy Local, it is the time after which
-that one's health checks notice.`,
+probes are such. Silence proves little for a pod that gets few connections, so it waits for 10s
+at least unless --min-wait is given. The last ready pod of a Service on a node with
+externalTrafficPolicy Local and a load balancer waits for 20s, as that one's health checks need
+time to notice.`,
 		Example: `  slipstream drained
   slipstream drained --min-wait 5s --max-wait 25s
   slipstream drained --install /shared   # in an init container`,
@@ -75,7 +77,7 @@ that one's health checks notice.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&socket, "socket", config.PodSocket, "Unix socket of the node's proxy (its podSocket)")
-	f.DurationVar(&minWait, "min-wait", 0, "least time to wait (default: twice the time that most changes of endpoints lately took to have effect on the node, from 2s to 10s)")
+	f.DurationVar(&minWait, "min-wait", 0, "least time to wait (default: twice the time that most changes of endpoints lately took to have effect on the node, from 2s to 10s; more for pods with few connections, or behind load balancers' health checks)")
 	f.DurationVar(&quiet, "quiet", 2*time.Second, "how long no new connection may come")
 	f.DurationVar(&maxWait, "max-wait", 20*time.Second, "longest time to wait; less than the pod's terminationGracePeriodSeconds")
 	f.StringVar(&install, "install", "", "copy this program to a directory instead, for the pod's other containers")
@@ -109,8 +111,9 @@ func waitUntilDrained(ctx context.Context, socket string, query url.Values, most
 	return result, err
 }
 
-// leastWaits are the bounds of drained's --min-wait where the pod does not give it.
-var leastWaits = [2]time.Duration{2 * time.Second, 10 * time.Second}
+// leastWaits are the bounds of drained's --min-wait where the pod does not give it, and what it is where load balancers check
+// this node's health: most of them do so every 5 to 10 seconds, and leave a node out after 2 or 3 failures.
+var leastWaits = [3]time.Duration{2 * time.Second, 10 * time.Second, 20 * time.Second}
 
 // serveDrained answers 'slipstream drained' until ctx ends, if podSocket is set.
 func (s *app) serveDrained(ctx context.Context, p *proxy.Proxy) (stop func()) {
@@ -118,12 +121,16 @@ func (s *app) serveDrained(ctx context.Context, p *proxy.Proxy) (stop func()) {
 	if path == "" {
 		return func() {}
 	}
-	server := &drain.Server{MinWait: func(ctx context.Context) time.Duration {
-		lag := leastWaits[1]
+	server := &drain.Server{MinWait: func(ctx context.Context, pod []netip.Addr) time.Duration {
+		least := leastWaits[1] // a proxy that hangs is slow
 		ctx, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
-		_ = p.Inspect(ctx, func(i *proxy.Inspection) { lag = 2 * see.Lag(i.Programmed) }) // a proxy that hangs is slow
-		return min(max(lag, leastWaits[0]), leastWaits[1])
+		_ = p.Inspect(ctx, func(i *proxy.Inspection) {
+			if least = min(max(2*see.Lag(i.Programmed), leastWaits[0]), leastWaits[1]); i.State.HealthNeeds(pod) {
+				least = leastWaits[2]
+			}
+		})
+		return least
 	}}
 	return inBackground(ctx, func(ctx context.Context) {
 		var errs logonce.Errors

@@ -152,3 +152,39 @@ func TestDrainedBlind(t *testing.T) {
 	}
 	blind("a kernel that reports no connections", "nf_conntrack_events", s.drained(web0, socket, nil, short...))
 }
+
+// TestDrainedDefault: without --min-wait, silence suffices for a pod that has had many connections, but not for one that has
+// had few, nor for the last one by which a load balancer's health check succeeds.
+func TestDrainedDefault(t *testing.T) {
+	s := newSite(t)
+	socket := t.TempDir() + "/pods/drained.sock"
+	local := func(servers ...int) string {
+		return strings.Replace(web(servers...), "{clusterIP:", "{type: LoadBalancer, externalTrafficPolicy: Local, healthCheckNodePort: 30001, clusterIP:", 1)
+	}
+	s.save("web.yaml", web(0))
+	s.run("--status-socket", socketPath(t), "--pod-socket", socket)
+	s.untilReached("web-0")
+	silent := func(what string, quiet bool) {
+		t.Helper()
+		if r := s.drained(s.servers[0], socket, nil, "--max-wait", "8s"); r.Quiet != quiet || r.Blind != "" || r.failed != "" {
+			t.Errorf("%s: %+v", what, r)
+		}
+	}
+	silent("few connections", false)
+	for range 310 {
+		c, err := s.client.Stream(lab.TCP, webAddr, time.Hour, lab.Timeout(patience))
+		s.check(err)
+		defer c.Close()
+	}
+	silent("many connections", true)
+	s.save("web.yaml", local(0))
+	s.untilReached("web-0")
+	s.until("the health check", func() bool {
+		out, err := s.node.Run(t.Context(), "bash", "-c", "exec 3<>/dev/tcp/192.168.100.11/30001")
+		return err == nil && len(out) == 0
+	})
+	silent("last for the health check", false)
+	s.save("web.yaml", local(0, 1))
+	s.untilReached("web-0", "web-1")
+	silent("not the last", true)
+}

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -170,7 +169,7 @@ func (s *app) openDataplane(ctx context.Context) error {
 	if s.client != nil {
 		s.desired.APIServers = s.client.Server()
 	}
-	s.loads = load.New(0)
+	s.loads = load.New(0, s.config.Mode() == config.IPVS)
 	s.desired.Loads = s.loads
 	s.onClose(b.Close)
 	s.metrics.OnMode(s.config.Traits().Metrics)
@@ -315,19 +314,13 @@ func (s *app) run(ctx context.Context) error {
 		StaleFlows:        s.flows,
 		FlowDestinations:  conntrack.Destinations,
 		Loads:             s.loads,
-		Probe: func(ctx context.Context, to netip.AddrPort) error {
-			c, err := (&net.Dialer{}).DialContext(ctx, "tcp", to.String())
-			if err == nil {
-				err = c.Close()
-			}
-			return err
-		},
-		NodeName:     s.node,
-		NodeRequired: s.client != nil,
-		PodCIDRs:     c.KubeProxy.DetectLocalMode == "NodeCIDR",
-		LateAfter:    c.LateAfter(),
-		Events:       s.events,
-		Ready:        s.removeLeftovers,
+		Probe:             func(ctx context.Context, to netip.AddrPort) error { return load.Probe(ctx, 0, to) },
+		NodeName:          s.node,
+		NodeRequired:      s.client != nil,
+		PodCIDRs:          c.KubeProxy.DetectLocalMode == "NodeCIDR",
+		LateAfter:         c.LateAfter(),
+		Events:            s.events,
+		Ready:             s.removeLeftovers,
 	}
 	if handled := loopbackNodePorts(c); slices.Contains(handled[:], desired.LoopbackRelayed) {
 		relays := s.newRelays(ctx)

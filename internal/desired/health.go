@@ -2,7 +2,13 @@
 
 package desired
 
-import "k8s.io/apimachinery/pkg/types"
+import (
+	"maps"
+	"net/netip"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+)
 
 // HealthCheck is the answer to a load balancer that asks this node about a Service
 // (spec.healthCheckNodePort). It replaces the previous HealthCheck of the same
@@ -113,4 +119,21 @@ func (s *State) healthChanges() (out []HealthCheck) {
 		out = append(out, now)
 	}
 	return out
+}
+
+// HealthNeeds reports whether a Service's health check on this node succeeds only because of a pod with some addresses, or
+// did so until the pod began to end.
+func (s *State) HealthNeeds(pod []netip.Addr) bool {
+	isOther := func(ip ipBytes) bool { return !slices.Contains(pod, ip.addr()) }
+	for _, svc := range s.services {
+		if svc.health == nil || slices.ContainsFunc(slices.Collect(maps.Keys(svc.health.listed)), isOther) {
+			continue
+		}
+		for _, sl := range svc.slices {
+			if slices.ContainsFunc(sl.endpoints, func(e sliceEndpoint) bool { return e.cond&local != 0 && !isOther(e.ip) }) {
+				return true
+			}
+		}
+	}
+	return false
 }

@@ -3,6 +3,7 @@
 package desired
 
 import (
+	"net/netip"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -34,6 +35,16 @@ func TestHealthCounts(t *testing.T) {
 	notReady := at("10.0.0.9", "here")
 	notReady.Conditions.Ready = ptr.To(false)
 	port := []discoveryv1.EndpointPort{{Port: ptr.To[int32](8080)}}
+	needs := func(want bool, pod ...string) {
+		t.Helper()
+		var addresses []netip.Addr
+		for _, a := range pod {
+			addresses = append(addresses, netip.MustParseAddr(a))
+		}
+		if got := s.HealthNeeds(addresses); got != want {
+			t.Errorf("the health check needs %s: %v", pod, got)
+		}
+	}
 	want := func(n int) {
 		t.Helper()
 		c := s.Change()
@@ -42,10 +53,19 @@ func TestHealthCounts(t *testing.T) {
 		}
 	}
 	want(0)
+	needs(false, "10.0.0.1")
+	slice("a", port, at("10.0.0.2", "there"), notReady)
+	needs(true, "10.0.0.9", "fd00::9") // it was ready until now
+	needs(false, "10.0.0.2")
 	slice("a", port, at("10.0.0.1", "here"), at("10.0.0.2", "there"), notReady)
 	want(1)
+	needs(true, "fd00::1", "10.0.0.1")
+	needs(false, "10.0.0.2")
+	needs(false, "10.0.0.9")
+	needs(false)
 	slice("b", port, at("10.0.0.1", "here"), at("10.0.0.3", "here"))
 	want(2)
+	needs(false, "10.0.0.1")
 	slice("b", nil, at("10.0.0.1", "here"), at("10.0.0.3", "here"), at("10.0.0.4", "here"))
 	want(1)
 	slice("b", port, at("10.0.0.4", "here"))

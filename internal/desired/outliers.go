@@ -32,8 +32,6 @@ func (s *State) detection(in *corev1.Service) string {
 	value, field := in.Annotations[AnnotationOutliers], "metadata.annotations["+AnnotationOutliers+"]"
 	switch {
 	case value == "":
-	case s.config.IPVS:
-		s.serviceProblem(in, field, "IPVS mode does not have it")
 	case value == EjectOutliers || value == ReportOutliers:
 		return value
 	default:

@@ -89,13 +89,13 @@ func TestEjectedView(t *testing.T) {
 	}
 }
 
-// TestDetectionValues reports values that do not exist, names the Service and the annotation, and ignores them; in IPVS mode
-// all of them.
+// TestDetectionValues reports values that do not exist, names the Service and the annotation, and ignores them, in IPVS mode
+// too.
 func TestDetectionValues(t *testing.T) {
 	for value, want := range map[string]string{"": "", "on": "on", "report": "report", "off": "bad", "On": "bad", "true": "bad"} {
 		for _, ipvs := range []bool{false, true} {
 			s := newSlowStarter(t, Config{IPVS: ipvs}, map[string]string{AnnotationOutliers: value})
-			bad := want == "bad" || ipvs && value != ""
+			bad := want == "bad"
 			s.endpoint(1, "a", "", true)
 			problems := s.Change().Problems
 			got, service := s.DetectionOf(FrontendKey{AddrPort: netip.MustParseAddrPort("10.96.0.1:80"), Protocol: TCP}, endpointAt(1))
@@ -108,5 +108,27 @@ func TestDetectionValues(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// TestEjectedZones: weights of zones count for the endpoints that are left, and the only endpoint that nearest takes stays.
+func TestEjectedZones(t *testing.T) {
+	for _, c := range []struct {
+		annotation, value string
+		want              map[int]float64
+	}{
+		{AnnotationLocalZone, "80", map[int]float64{2: 50, 3: 50}},
+		{AnnotationScheduler, "nearest", map[int]float64{1: 100}},
+	} {
+		s := newSlowStarter(t, Config{}, map[string]string{AnnotationOutliers: "on", c.annotation: c.value})
+		s.endpoint(1, "a", "", true)
+		s.endpoint(2, "b", "", true)
+		s.endpoint(3, "b", "", true)
+		if err := s.apply(s.Full()); err != nil {
+			t.Fatal(err)
+		}
+		s.Silent("default", endpointAt(1), true)
+		s.program()
+		s.want(c.annotation, c.want)
 	}
 }

@@ -17,6 +17,8 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/dataplanetest"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane/iptables"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane/ipvs"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/nftables"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/node/conntrack"
@@ -43,8 +45,7 @@ var web = netip.MustParseAddrPort("10.96.0.1:80")
 
 // newCrossing serves a number of ports, and starts a proxy with the first one and a Service.
 func newCrossing(t testing.TB, ports int, service *corev1.Service) *crossing {
-	kerneltest.Require(t, kerneltest.NFTables)
-	return newCrossingIn(t, ports, service, func(c dataplane.Config) (dataplane.Dataplane, error) { return nftables.New(c) })
+	return newCrossingIn(t, ports, service, inNFTables(t))
 }
 
 // newCrossingIn is newCrossing in a mode.
@@ -52,12 +53,17 @@ func newCrossingIn(t testing.TB, ports int, service *corev1.Service, mode func(d
 	x := &crossing{Street: dataplanetest.NewStreet(t, ports), events: make(script)}
 	kernel, err := mode(dataplane.Config{NetNS: x.Node.FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit})
 	check(t, err)
-	counter := load.New(x.Node.FD())
+	config := desired.Config{}
+	if k, byIPVS := kernel.(*ipvs.Dataplane); byIPVS {
+		config.IPVS, config.Scheduler = true, k.Scheduler
+	}
+	counter := load.New(x.Node.FD(), config.IPVS)
+	config.Loads = counter
 	done := make(chan error, 1)
 	table, err := conntrack.New(x.Node.FD())
 	check(t, err)
 	cleaner := conntrack.NewCleaner(context.WithoutCancel(t.Context()), table.Clean, func(_ conntrack.Stats, err error) { check(t, err) })
-	p := New(x.events, desired.New(desired.Config{Loads: counter}), kernel, metrics.New(), Options{CheckPeriod: 100 * time.Millisecond, Loads: counter, Events: &x.told, StaleFlows: cleaner, Probe: x.probe})
+	p := New(x.events, desired.New(config), kernel, metrics.New(), Options{CheckPeriod: 100 * time.Millisecond, Loads: counter, Events: &x.told, StaleFlows: cleaner, Probe: x.probe})
 	x.proxy = p
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() { done <- p.Run(ctx) }()
@@ -78,15 +84,27 @@ func newCrossingIn(t testing.TB, ports int, service *corev1.Service, mode func(d
 	}
 }
 
+// inNFTables, inIPTables and inIPVS are modes for newCrossingIn.
+func inNFTables(t testing.TB) func(dataplane.Config) (dataplane.Dataplane, error) {
+	kerneltest.Require(t, kerneltest.NFTables)
+	return func(c dataplane.Config) (dataplane.Dataplane, error) { return nftables.New(c) }
+}
+
+func inIPTables(t testing.TB) func(dataplane.Config) (dataplane.Dataplane, error) {
+	kerneltest.Require(t, kerneltest.IPTablesNFT, kerneltest.IPSet)
+	return func(c dataplane.Config) (dataplane.Dataplane, error) {
+		return iptables.New(t.Context(), c, iptables.Options{Variant: iptables.NFT})
+	}
+}
+
+func inIPVS(t testing.TB) func(dataplane.Config) (dataplane.Dataplane, error) {
+	kerneltest.Require(t, kerneltest.NFTables, kerneltest.IPVS)
+	return func(c dataplane.Config) (dataplane.Dataplane, error) { return ipvs.New(c, ipvs.Options{}) }
+}
+
 // probe connects from the node.
 func (x *crossing) probe(ctx context.Context, to netip.AddrPort) error {
-	return dataplane.Inside(x.Node.FD(), func() error {
-		c, err := (&net.Dialer{}).DialContext(ctx, "tcp", to.String())
-		if err == nil {
-			err = c.Close()
-		}
-		return err
-	})
+	return load.Probe(ctx, x.Node.FD(), to)
 }
 
 // annotated is the street's Service with an annotation.

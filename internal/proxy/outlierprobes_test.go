@@ -5,8 +5,10 @@ package proxy
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -240,6 +242,79 @@ func TestOutlierSlots(t *testing.T) {
 					t.Fatalf("%d namespaces: it is not probed (%d probes, %d of its namespace)", namespaces, c.outliers.probing, c.outliers.tenants["n0"].probing)
 				}
 				c.pass(t, time.Second)
+			}
+		})
+	}
+}
+
+// TestOutlierAdversary has endpoints die, flap and refuse, and hostile clients whose connections to healthy endpoints fail, at
+// random. Only endpoints that a probe has not reached are ejected, and of each Service half at most.
+func TestOutlierAdversary(t *testing.T) {
+	for seed := range uint64(20) {
+		synctest.Test(t, func(t *testing.T) {
+			const endpoints = 5
+			random, c := rand.New(rand.NewPCG(seed, 0)), newClinic(2, endpoints)
+			var mu sync.Mutex
+			dead, unreached := map[netip.Addr]bool{}, map[netip.Addr]bool{}
+			c.options.Probe = func(ctx context.Context, to netip.AddrPort) error {
+				mu.Lock()
+				is := dead[to.Addr()]
+				unreached[to.Addr()] = unreached[to.Addr()] || is
+				mu.Unlock()
+				switch {
+				case !is:
+					return nil
+				case to.Addr().As4()[3]%2 == 0:
+					return syscall.ECONNREFUSED
+				}
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			kinds := map[netip.Addr]int{} // how an endpoint behaves
+			for second := range 300 {
+				c.handshakes = nil
+				mu.Lock()
+				for namespace := range 2 {
+					for i := range endpoints {
+						h := c.clients(namespace, i, false)
+						a := h.Backend.Addr()
+						if second%30 == 0 {
+							kinds[a] = random.IntN(4)
+						}
+						dead[a] = kinds[a] == 1 && second > 5 || kinds[a] == 2 && second%2 == 1
+						h.Failing = dead[a] || kinds[a] == 3 && random.IntN(3) > 0 // a policy drops some of the clients
+						c.handshakes = append(c.handshakes, h)
+					}
+				}
+				mu.Unlock()
+				c.pass(t, time.Second)
+				c.state.Change()
+				c.state.ViewServices(nil, true, func(v *desired.ServiceView) {
+					n := 0
+					for _, e := range v.Ports[0].Endpoints {
+						if !strings.HasPrefix(e.Uses(), "ejected") {
+							continue
+						}
+						n++
+						if a := netip.MustParseAddrPort(e.Address).Addr(); !unreached[a] {
+							t.Errorf("seed %d, second %d: %s is ejected, which has answered all probes", seed, second, a)
+						}
+					}
+					if n > endpoints/2 {
+						t.Errorf("seed %d, second %d: %d endpoints are ejected", seed, second, n)
+					}
+				})
+			}
+			// All are well, and come back.
+			kinds, dead = nil, map[netip.Addr]bool{}
+			c.handshakes = nil
+			c.pass(t, 2*time.Minute)
+			for _, x := range c.outliers.tenants {
+				for b, x := range x.known {
+					if !x.out.IsZero() {
+						t.Errorf("seed %d: %s is not back", seed, b)
+					}
+				}
 			}
 		})
 	}

@@ -4,15 +4,14 @@ package proxy
 
 import (
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/dataplanetest"
-	"github.com/slipstream-proxy/slipstream/internal/dataplane/iptables"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
@@ -128,16 +127,17 @@ const second = dataplanetest.FirstPort + 1
 // TestOutlierEjected: one of ten endpoints becomes a black hole, or refuses connections. It gets none while that lasts, the
 // SYNs that wait for it come to others, and it is back after that.
 func TestOutlierEjected(t *testing.T) {
-	for name, verdict := range map[string]string{"black hole": "drop", "refused": "reject with tcp reset", "black hole, iptables": "drop"} {
+	for name, verdict := range map[string]string{"black hole": "drop", "refused": "reject with tcp reset", "black hole, iptables": "drop", "black hole, ipvs": "drop", "refused, ipvs": "reject with tcp reset"} {
 		t.Run(name, func(t *testing.T) {
 			const n = 10
 			var w *ward
-			if strings.HasSuffix(name, "iptables") {
-				kerneltest.Require(t, kerneltest.IPTablesNFT, kerneltest.IPSet)
-				w = opened(t, newCrossingIn(t, n, annotated(desired.AnnotationOutliers, "on", corev1.ServiceSpec{}), func(c dataplane.Config) (dataplane.Dataplane, error) {
-					return iptables.New(t.Context(), c, iptables.Options{Variant: iptables.NFT})
-				}), n)
-			} else {
+			service := annotated(desired.AnnotationOutliers, "on", corev1.ServiceSpec{})
+			switch _, mode, _ := strings.Cut(name, ", "); mode {
+			case "iptables":
+				w = opened(t, newCrossingIn(t, n, service, inIPTables(t)), n)
+			case "ipvs":
+				w = opened(t, newCrossingIn(t, n, service, inIPVS(t)), n)
+			default:
 				w = newWard(t, n, "on")
 			}
 			w.healthy(n, true)
@@ -194,6 +194,56 @@ func TestOutlierNotEjected(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestOutlierFullTable: conntrack's table is full, so that neither clients nor this node reach an endpoint to which a policy has
+// dropped a client's connections before. It is not ejected.
+func TestOutlierFullTable(t *testing.T) {
+	if !strings.HasSuffix(kerneltest.Kernel(), " uml") {
+		t.Skip("NOT RUN: the size of conntrack's table is that of all network namespaces")
+	}
+	w := newWard(t, 4, "on")
+	w.healthy(4, true)
+	const held = 20
+	for range held {
+		c, err := w.Client.Stream(lab.TCP, web, time.Hour)
+		check(t, err)
+		defer c.Close()
+	}
+	const limit = "/proc/sys/net/netfilter/nf_conntrack_max"
+	former, err := os.ReadFile(limit)
+	check(t, err)
+	defer func() { check(t, os.WriteFile(limit, former, 0)) }()
+	probed := func(x *outlier) bool { return x.failing && x.due.After(time.Now()) }
+	w.until("a probe with a full table", func() bool {
+		check(t, os.WriteFile(limit, former, 0))
+		w.until("trusted no more", func() bool {
+			w.connect()
+			return w.count(func(x *outlier) bool { return time.Now().Before(x.due) }) == 0
+		})
+		w.heal()
+		w.drop("ip saddr 10.244.1.2 tcp dport 8001 drop")
+		var clients sync.WaitGroup
+		for range 40 {
+			clients.Go(func() { w.connect() })
+		}
+		clients.Wait() // before these count as unanswered
+		check(t, os.WriteFile(limit, fmt.Append(nil, held/2), 0))
+		for range 20 {
+			w.connect()
+			if w.count(probed) > 0 {
+				return true
+			}
+		}
+		return false
+	})
+	time.Sleep(2 * time.Second)
+	if n := w.ejected() + w.count(func(x *outlier) bool { return !x.out.IsZero() || !x.back.IsZero() }); n > 0 {
+		t.Error("an endpoint is, or was, ejected")
+	}
+	check(t, os.WriteFile(limit, former, 0))
+	w.heal()
+	w.until("all answer", func() bool { return w.served(4) })
 }
 
 // TestOutlierAffinity: a client with session affinity gets another endpoint while its own does not answer.

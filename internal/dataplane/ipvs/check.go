@@ -200,8 +200,9 @@ func (b *Dataplane) endDrains(ctx context.Context) error {
 	return b.end(ctx, ended)
 }
 
-// EndFlows implements dataplane.FlowEnder. It deletes destinations without weight. If that fails,
-// Check does it.
+// EndFlows implements dataplane.FlowEnder. It deletes destinations without weight. If that fails, Check does it. TCP of some
+// frontends, which means connections without an answer, needs nothing: the next SYN gets another destination
+// (net.ipv4.vs.expire_nodest_conn).
 func (b *Dataplane) EndFlows(ctx context.Context, flows []desired.StaleFlows) error {
 	ended := map[ipvs.Key][]netip.AddrPort{}
 	end := func(key ipvs.Key, f *desired.StaleFlows) {
@@ -214,14 +215,14 @@ func (b *Dataplane) EndFlows(ctx context.Context, flows []desired.StaleFlows) er
 	}
 	for i := range flows {
 		f := &flows[i]
-		for _, frontend := range f.Frontends {
-			end(keyOf(frontend), f)
-		}
 		if f.Protocol != desired.TCP {
+			for _, frontend := range f.Frontends {
+				end(keyOf(frontend), f)
+			}
 			continue
 		}
 		for key := range b.drain { // of any frontend
-			if key.Protocol == uint8(desired.TCP) {
+			if key.Protocol == uint8(desired.TCP) && len(f.Frontends) == 0 {
 				end(key, f)
 			}
 		}

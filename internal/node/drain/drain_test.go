@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -25,7 +26,7 @@ func serve(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &Server{MinWait: func(context.Context) time.Duration { return 0 }}
+	s := &Server{MinWait: func(context.Context, []netip.Addr) time.Duration { return 0 }}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- s.Serve(ctx, l) }()

@@ -30,14 +30,14 @@ import (
 type Result struct {
 	Quiet       bool          `json:"quiet"` // no new connection came for the time that was asked for
 	Waited      time.Duration `json:"waited"`
-	Connections int           `json:"connections"`     // new ones that came meanwhile
+	Connections int           `json:"connections"`     // new ones that came since the pod first asked
 	Blind       string        `json:"blind,omitempty"` // why the node cannot tell
 }
 
 // Server answers pods.
 type Server struct {
-	// MinWait returns the least time to wait if a pod does not say it.
-	MinWait func(context.Context) time.Duration
+	// MinWait returns the least time that a pod with some addresses waits if it does not say it.
+	MinWait func(context.Context, []netip.Addr) time.Duration
 
 	mu      sync.Mutex
 	clients map[uint64]int  // connections, by the inode of the client's network namespace
@@ -57,6 +57,7 @@ type pod struct {
 
 	waits       int // requests
 	connections int
+	tracked     int  // connections to it in conntrack's table, if that was read
 	seen        bool // something other than the node has a connection with it
 	last        time.Time
 }
@@ -65,6 +66,12 @@ const (
 	longest  = time.Hour             // that a pod may wait
 	shortest = 4 * tick              // that it may wait after a connection
 	tick     = 50 * time.Millisecond // between two looks at conntrack's events
+
+	// Silence proves little if a pod got fewer connections than these: while it waits, or lately, as conntrack's table has
+	// them for ten seconds to two minutes. It waits longer then, unless it says how long.
+	fewComing  = 10
+	fewTracked = 300
+	longWait   = 10 * time.Second
 
 	mostClients = 16 // of a pod, and 16 of all network namespaces to which no interface leads
 	requestTime = 5 * time.Second
@@ -177,10 +184,11 @@ func (s *Server) wait(ctx context.Context, c client, least, quietTime, most time
 	if !p.linked {
 		return Result{Blind: notLinked}, nil
 	}
-	if least < 0 {
+	given := least >= 0
+	if !given {
 		least = p.minWait
 	}
-	begun, before, looked := time.Now(), -1, false
+	begun, looked := time.Now(), false
 	ticks := time.NewTicker(tick)
 	defer ticks.Stop()
 	for {
@@ -191,11 +199,9 @@ func (s *Server) wait(ctx context.Context, c client, least, quietTime, most time
 		}
 		waited := time.Since(begun)
 		s.mu.Lock()
-		if before < 0 {
-			before = p.connections
-		}
-		result.Connections = p.connections - before
+		result.Connections = p.connections
 		quiet, seen := waited >= max(least, quietTime) && time.Since(p.last) >= quietTime, p.seen
+		few := p.connections < fewComing && p.tracked < fewTracked
 		s.mu.Unlock()
 		if quiet {
 			// Silence says nothing if the kernel does not report.
@@ -203,14 +209,15 @@ func (s *Server) wait(ctx context.Context, c client, least, quietTime, most time
 				return Result{Blind: err.Error()}, nil
 			}
 		}
-		if quiet && !seen && !looked {
+		if quiet && few && !looked {
 			looked = true
-			if seen, err = s.tracked(ctx, p); err != nil {
+			if err := s.readTable(ctx, p); err != nil {
 				return result, err
 			}
+			continue
 		}
 		switch {
-		case quiet && seen:
+		case quiet && seen && (given || !few || waited >= longWait):
 			result.Quiet = true
 			return result, nil
 		case waited >= most && !seen:
@@ -248,7 +255,7 @@ func (s *Server) look(ctx context.Context, p *pod, id int) (err error) {
 	if err != nil {
 		return err
 	}
-	p.minWait = s.MinWait(ctx)
+	p.minWait = s.MinWait(ctx, p.addresses)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.node = map[netip.Addr]bool{}
@@ -341,13 +348,13 @@ func (s *Server) event(message []byte) {
 	}
 }
 
-// tracked reports whether conntrack has a connection between a pod and something else than the node. So it is with most
-// pods. Where a network plugin passes conntrack by, it is with none.
-func (s *Server) tracked(ctx context.Context, p *pod) (bool, error) {
+// readTable counts the connections to a pod that conntrack has, and looks whether it has any between the pod and something
+// else than the node. So it is with most pods. Where a network plugin passes conntrack by, it is with none.
+func (s *Server) readTable(ctx context.Context, p *pod) error {
 	s.mu.Lock()
 	node := s.node
 	s.mu.Unlock()
-	found := false
+	to, from := 0, false
 	err := s.rarely(func() error {
 		conn, err := ctnetlink.Dial(0)
 		if err != nil {
@@ -360,13 +367,16 @@ func (s *Server) tracked(ctx context.Context, p *pod) (bool, error) {
 				return
 			}
 			client, server := e.Original.Src.Addr(), e.Reply.Src.Addr()
-			found = found || slices.Contains(p.addresses, server) && !node[client] || slices.Contains(p.addresses, client) && !node[server]
+			if slices.Contains(p.addresses, server) && !node[client] {
+				to++
+			}
+			from = from || slices.Contains(p.addresses, client) && !node[server]
 		})
 	})
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	p.seen = p.seen || found
-	return p.seen, err
+	p.tracked, p.seen = to, p.seen || from || to > 0
+	return err
 }
 
 // Install copies this program to a directory, for the containers of a pod that share it.

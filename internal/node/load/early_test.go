@@ -36,7 +36,7 @@ func TestEarly(t *testing.T) {
 		}
 	}
 	web := netip.MustParseAddrPort("10.96.0.1:80")
-	c := New(s.Node.FD())
+	c := New(s.Node.FD(), false)
 	defer func() { must(c.Stop()) }()
 	await := func(what string, open, early int) {
 		t.Helper()

@@ -12,13 +12,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// filter is the program that the kernel runs for each event. It passes the events of translated
-// connections that begin, that are answered, closed or reset, or that conntrack forgets.
-var filter = assemble(
+// filters are the programs that the kernel runs for each event, by whether IPVS translates. They pass the events of connections
+// that begin, that are answered, closed or reset, or that conntrack forgets. By their status, translated ones can be told, but
+// not those of IPVS.
+var filters = map[bool][]bpf.RawInstruction{false: append(assemble(
 	start(),
 	find(bpf.ExtNetlinkAttr, nl.CTA_STATUS),
 	load(4),
 	unless(bpf.JumpBitsSet, ctnetlink.StatusDNAT, discard),
+), news...), true: news}
+
+var news = assemble(
 	header(4), // nlmsg_type
 	unless(bpf.JumpNotEqual, bigEndian(ctnetlink.MsgDelete), pass),
 	header(6), // nlmsg_flags

@@ -3,11 +3,17 @@
 package load
 
 import (
+	"context"
+	"fmt"
+	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"time"
 
+	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"golang.org/x/sys/unix"
 )
 
 // A connection that has no answer after the time unanswered has failed. A backend is failing if so many connections that
@@ -85,4 +91,30 @@ func (c *Counter) fail(id uint32) {
 		h.failed = append(h.failed, x.begun)
 		h.failed = h.failed[max(0, len(h.failed)-failures):]
 	}
+}
+
+// Probe connects to an endpoint from a network namespace, that of New, and closes the connection. If conntrack's table is
+// full, which the kernel does not say, no answer tells nothing, and the error is another one.
+func Probe(ctx context.Context, netns int, to netip.AddrPort) error {
+	return dataplane.Inside(netns, func() error {
+		full := tableFull()
+		c, err := (&net.Dialer{}).DialContext(ctx, "tcp", to.String())
+		switch {
+		case err == nil:
+			return c.Close()
+		case full || tableFull():
+			return fmt.Errorf("conntrack's table is full: %w", unix.ENOBUFS)
+		}
+		return err
+	})
+}
+
+// tableFull reports whether the calling thread's network namespace has as many connections as conntrack tracks.
+func tableFull() bool {
+	var count, limit int
+	for name, n := range map[string]*int{"count": &count, "max": &limit} {
+		text, _ := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_" + name)
+		_, _ = fmt.Sscan(string(text), n) // 0 without conntrack
+	}
+	return limit > 0 && count >= limit
 }

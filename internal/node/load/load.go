@@ -34,6 +34,7 @@ type key struct {
 // discards all other events.
 type Counter struct {
 	netns  int
+	ipvs   bool
 	events *ctnetlink.Events // nil while it does not count
 	table  *ctnetlink.Conn
 
@@ -109,13 +110,13 @@ func (c *Counter) forget() {
 // socket for them (Linux 5.19).
 const readAgain = 10 * time.Second
 
-// New returns a Counter for the network namespace of a file descriptor, or for the calling
-// thread's if netns is 0. It needs CAP_NET_ADMIN there.
-func New(netns int) *Counter { return &Counter{netns: netns} }
+// New returns a Counter for the network namespace of a file descriptor, or for the calling thread's if netns is 0. It needs
+// CAP_NET_ADMIN there. With ipvs, it also counts what IPVS translates, and the kernel reports all connections.
+func New(netns int, ipvs bool) *Counter { return &Counter{netns: netns, ipvs: ipvs} }
 
 // start opens the sockets.
 func (c *Counter) start() (err error) {
-	c.events, err = ctnetlink.Listen(c.netns, filter,
+	c.events, err = ctnetlink.Listen(c.netns, filters[c.ipvs],
 		unix.NFNLGRP_CONNTRACK_NEW, unix.NFNLGRP_CONNTRACK_UPDATE, unix.NFNLGRP_CONNTRACK_DESTROY)
 	if err == nil {
 		c.table, err = ctnetlink.Dial(c.netns)
@@ -166,7 +167,7 @@ func (c *Counter) Stop() error {
 	if c.table != nil {
 		errs = append(errs, c.table.Close())
 	}
-	*c = Counter{netns: c.netns}
+	*c = Counter{netns: c.netns, ipvs: c.ipvs}
 	return errors.Join(errs...)
 }
 
@@ -241,13 +242,15 @@ func (c *Counter) readTable(ctx context.Context) error {
 	c.open = map[uint32]connection{}
 	clear(c.waiting) // their answers may be among the events that were lost
 	a := netlink.NewAttributeEncoder()
-	ctnetlink.WithStatus(a, ctnetlink.StatusDNAT, false)
+	if !c.ipvs {
+		ctnetlink.WithStatus(a, ctnetlink.StatusDNAT, false)
+	}
 	attributes, err := a.Encode()
 	if err != nil {
 		return err
 	}
 	err = c.table.Dump(ctx, unix.AF_UNSPEC, attributes, func(data []byte) {
-		if e, id, x, ok := c.parse(data); ok && e.Status&ctnetlink.StatusDNAT != 0 && !ended(&e) {
+		if e, id, x, ok := c.parse(data); ok && !ended(&e) {
 			x.early = true
 			if known := former[id]; known.key == x.key && known.frontend == x.frontend {
 				x = known
@@ -342,9 +345,9 @@ const (
 // ended reports whether one end has closed or reset a connection.
 func ended(e *ctnetlink.Entry) bool { return e.TCPState >= finWait && e.TCPState <= reset }
 
-// parse returns what an event or a dump says of a connection, and the connection as one that begins.
+// parse returns what an event or a dump says of a translated connection, and the connection as one that begins.
 func (c *Counter) parse(data []byte) (e ctnetlink.Entry, id uint32, x connection, ok bool) {
-	if !e.Parse(data) || e.ID == nil {
+	if !e.Parse(data) || e.ID == nil || e.Status&ctnetlink.StatusDNAT == 0 && (!c.ipvs || e.Original.Dst == e.Reply.Src) {
 		return e, 0, x, false
 	}
 	backend := key{desired.Protocol(e.Reply.Protocol), desired.NewBackend(e.Reply.Src)}

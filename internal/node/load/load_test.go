@@ -80,7 +80,7 @@ func must(t *testing.T, err error) {
 
 // count makes a new counter.
 func (p *place) count() {
-	c := load.New(p.node.FD())
+	c := load.New(p.node.FD(), false)
 	p.t.Cleanup(func() { must(p.t, c.Stop()) })
 	p.counter = c
 }

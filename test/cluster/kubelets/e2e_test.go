@@ -164,6 +164,9 @@ func start(ctx context.Context, t *testing.T, kind proxies.Kind, configure ...fu
 			t.Fatal(err)
 		}
 		options := proxies.Options{Dir: dir, Binary: binary, Kubeconfig: access.Kubeconfig, ClusterCIDRs: site.ClusterCIDRs, Log: t.Logf}
+		if kind.IsSlipstream() {
+			options.Flags = []string{"--pod-socket", filepath.Join(c.socketDir(n), "drained.sock")}
+		}
 		if kind.Mode() == "nftables" { // other modes serve NodePorts on loopback addresses by default
 			options.Configure = func(config map[string]any) {
 				config["featureGates"] = map[string]bool{"KubeProxyNFTablesLocalhostNodePorts": true}
