@@ -178,11 +178,7 @@ func TestDrainedDefault(t *testing.T) {
 	}
 	silent("many connections", true)
 	s.save("web.yaml", local(0))
-	s.untilReached("web-0")
-	s.until("the health check", func() bool {
-		out, err := s.node.Run(t.Context(), "bash", "-c", "exec 3<>/dev/tcp/192.168.100.11/30001")
-		return err == nil && len(out) == 0
-	})
+	s.until("the health check", func() bool { return strings.Contains(s.log.String(), "spec.ports[0].nodePort: not set") })
 	silent("last for the health check", false)
 	s.save("web.yaml", local(0, 1))
 	s.untilReached("web-0", "web-1")
