@@ -121,8 +121,7 @@ func (s *State) healthChanges() (out []HealthCheck) {
 	return out
 }
 
-// HealthNeeds reports whether a Service's health check on this node succeeds only because of a pod with some addresses, or
-// did so until the pod began to end.
+// HealthNeeds reports whether a Service's health check on this node needs a pod with some addresses, or did until the pod ended.
 func (s *State) HealthNeeds(pod []netip.Addr) bool {
 	isOther := func(ip ipBytes) bool { return !slices.Contains(pod, ip.addr()) }
 	for _, svc := range s.services {
