@@ -33,6 +33,15 @@ const socketPods = `{"apiVersion": "v1", "kind": "List", "items": [
   "spec": {"nodeName": "n1", "hostNetwork": true, "containers": [{"name": "c", "image": "IMAGE", "args": ["pause"]}]}}
 ]}`
 
+// watchPods lets proxies watch pods, which system:node-proxier does not.
+const watchPods = `{"apiVersion": "v1", "kind": "List", "items": [
+ {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "pods"},
+  "rules": [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}]},
+ {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": "pods"},
+  "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "pods"},
+  "subjects": [{"kind": "ServiceAccount", "namespace": "kube-system", "name": "kube-proxy"}]}
+]}`
+
 // TestSockets has pods that a kubelet and containerd run connect to a ClusterIP while Slipstream balances at sockets: the
 // node's conntrack knows the endpoint only. Connections of an excluded pod are translated. A start without the option, after
 // Slipstream was killed, leaves nothing.
@@ -50,7 +59,8 @@ func TestSockets(t *testing.T) {
 	}
 	check(bpffs.Mount()) // as systemd does
 	var used proxies.Options
-	c, running := start(ctx, t, proxies.Slipstream, func(n *Node, o *proxies.Options) {
+	c, running := start(ctx, t, proxies.Slipstream, func(c *Cluster, n *Node, o *proxies.Options) {
+		check(c.Apply(ctx, watchPods))
 		// Slipstream sees the node's /run, as in the chart's pod.
 		inside := filepath.Join(o.Dir, "slipstream-"+n.Name())
 		script := fmt.Sprintf("#!/bin/sh\nexec nsenter --target %d --mount --pid -- %q \"$@\"\n", n.kubelet.PID(), o.Binary)
