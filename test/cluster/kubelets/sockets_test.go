@@ -3,6 +3,7 @@
 package kubelets
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -58,6 +59,14 @@ func TestSockets(t *testing.T) {
 		}
 	}
 	check(bpffs.Mount()) // as systemd does
+	var namespaces []int
+	t.Cleanup(func() { // when the proxies have ended
+		for _, fd := range namespaces {
+			if err := errors.Join(socket.Remove(fd), unix.Close(fd)); err != nil {
+				t.Error(err)
+			}
+		}
+	})
 	var used proxies.Options
 	c, running := start(ctx, t, proxies.Slipstream, func(c *Cluster, n *Node, o *proxies.Options) {
 		check(c.Apply(ctx, watchPods))
@@ -69,11 +78,9 @@ func TestSockets(t *testing.T) {
 		if n.Name() == "n1" {
 			used = *o
 		}
-		t.Cleanup(func() {
-			if err := socket.Remove(n.FD()); err != nil { // the node is gone, and pins stay
-				t.Error(err)
-			}
-		})
+		fd, err := unix.Dup(n.FD())
+		check(err)
+		namespaces = append(namespaces, fd)
 	})
 	n1 := c.Nodes[0]
 	check(c.Apply(ctx, strings.ReplaceAll(socketPods, "IMAGE", imageutils.GetE2EImage(imageutils.Agnhost))))
