@@ -57,6 +57,7 @@ func (s *State) collect(most int) *Update {
 	c := &Update{Change: Change{Local: s.reportedLocal, Ranges: s.ranged, Masquerade: s.config.masquerade()}}
 	s.decideRanges()
 	owners, changed := s.formerOwners(), s.takeDirty(most)
+	c.Pools, c.Frontends = make([]PoolChange, 0, len(changed)), make([]FrontendChange, 0, len(s.dirtyFrontends))
 	for _, e := range changed {
 		c.Pools = e.change(c.Pools, s)
 		s.dirtyRelay(e)
@@ -109,6 +110,7 @@ func (s *State) collect(most int) *Update {
 	s.dirtyFrontends = nil
 	c.Problems, s.problems = s.problems, nil
 	clear(s.contests)
+	s.described = true
 	return c
 }
 
@@ -116,19 +118,15 @@ func (s *State) collect(most int) *Update {
 // from it. Health checks that were removed since the last Change or Full are included,
 // with Port 0, relays without a Service, and flows of frontends that no Service has any more.
 func (s *State) Full() *Update {
-	last := s.collect(math.MaxInt)
-	c := &Update{Change: *s.Reported(), Problems: last.Problems, AllFlows: s.exceptPorts(s.allFlows())}
-	c.Flows = slices.DeleteFunc(last.Flows, func(f StaleFlows) bool { return s.owner(f.Frontends[0]) != nil })
-	for _, h := range last.Health {
-		if h.Port == 0 {
-			c.Health = append(c.Health, h)
-		}
+	first := !s.described
+	c := s.collect(math.MaxInt)
+	c.Flows = slices.DeleteFunc(c.Flows, func(f StaleFlows) bool { return s.owner(f.Frontends[0]) != nil })
+	c.AllFlows = s.exceptPorts(s.allFlows())
+	if first { // the difference from nothing: memory has room for one description, not for two
+		return c
 	}
-	for _, r := range last.Relays {
-		if r.Service == (ServicePort{}) {
-			c.Relays = append(c.Relays, r)
-		}
-	}
+	c.Health = slices.DeleteFunc(c.Health, func(h HealthCheck) bool { return h.Port != 0 })
+	c.Relays = slices.DeleteFunc(c.Relays, func(r Relay) bool { return r.Service != ServicePort{} })
 	for key, f := range s.frontends {
 		if s.config.relayed(key) {
 			c.Relays = append(c.Relays, s.relay(f))
@@ -139,6 +137,8 @@ func (s *State) Full() *Update {
 			c.Health = append(c.Health, svc.health.reported)
 		}
 	}
+	c.Change = Change{} // it is large
+	c.Change = *s.Reported()
 	return c
 }
 

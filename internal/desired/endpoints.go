@@ -17,10 +17,11 @@ type endpoints struct {
 	index   map[Backend]int32     // positions of entries; only kept for many
 	shared  map[Backend]*listings // of entries that slices list several times
 	tally   tally
-	touched []Backend  // entries that changed since the last report
+	touched []Backend  // entries that changed since the last report; none before the first, which has all
 	flows   *flowWatch // nil for TCP
 	counted int        // of service.slots
 	written int        // counted, at the last report
+	told    bool       // there was a report
 	gone    bool       // the Service port no longer has the family
 	dirty   bool       // they are in State.dirtyEndpoints
 	late    bool       // the last Change left them for the next, and it was not the first of their namespace's
@@ -134,7 +135,9 @@ func (s *State) moveEndpoints(e *endpoints, from, to *slice) {
 		fromEndpoints, toEndpoints = difference(fromEndpoints, toEndpoints)
 	} else {
 		e.entries = slices.Grow(e.entries, len(toEndpoints))
-		e.touched = slices.Grow(e.touched, len(toEndpoints))
+		if e.told {
+			e.touched = slices.Grow(e.touched, len(toEndpoints))
+		}
 	}
 	for _, x := range fromEndpoints {
 		e.list(Backend{x.ip, fromAll.port}, x.cond, fromAll.weight, -1)
@@ -142,7 +145,7 @@ func (s *State) moveEndpoints(e *endpoints, from, to *slice) {
 	for _, x := range toEndpoints {
 		e.list(Backend{x.ip, toAll.port}, x.cond, toAll.weight, 1)
 	}
-	if len(e.touched) > 0 {
+	if len(e.touched) > 0 || !e.told {
 		s.markDirty(e)
 	}
 }
@@ -199,7 +202,7 @@ func (e *endpoints) list(b Backend, c condition, weight uint8, n int) {
 		}
 	}
 	e.count(en, 1)
-	if en.flags.set(isTouched, true) {
+	if en.flags.set(isTouched, true) && e.told {
 		e.touched = append(e.touched, b)
 	}
 }
@@ -258,10 +261,14 @@ func (e *endpoints) count(en *entry, n int32) {
 // reported.
 func (e *endpoints) change(all []PoolChange, s *State) []PoolChange {
 	var changes [kinds]PoolChange
-	chosenAgain := false
+	chosenAgain := !e.told
+	e.told = true
 	for kind, p := range e.pools {
 		if p != nil {
 			changes[kind] = p.describe(func(sibling *pool) bool { return !sibling.gone })
+			if !p.reported && p.kind.scope() == Cluster {
+				changes[kind].Added = make([]Backend, 0, len(e.entries))
+			}
 			chosenAgain = p.choose(&changes[kind]) || chosenAgain
 			chosenAgain = p.eject(s) || chosenAgain
 		}

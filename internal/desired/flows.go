@@ -212,7 +212,7 @@ func (s *State) movedFlows(all []StaleFlows, former map[FrontendKey]*endpoints) 
 // that serve. Of TCP, it lists the frontends, without NodePorts: the node itself answers a SYN
 // to its own address.
 func (s *State) allFlows() (all []StaleFlows) {
-	tcp := StaleFlows{Protocol: TCP}
+	tcp := StaleFlows{Protocol: TCP, Frontends: make([]FrontendKey, 0, len(s.frontends))}
 	for key, f := range s.frontends {
 		if key.Protocol == TCP && !key.OnNode() && !s.config.relayed(key) && s.serves(f) {
 			tcp.Frontends = append(tcp.Frontends, key)

@@ -77,7 +77,9 @@ func (s *State) compactSlice(in *discoveryv1.EndpointSlice) *slice {
 	slices.SortStableFunc(out.ports, slicePort.compare)
 	out.ports = slices.CompactFunc(out.ports, func(a, b slicePort) bool { return a.compare(b) == 0 })
 	var unusable, first int // number, and index of the first one
-	if former := s.slices[types.NamespacedName{Namespace: in.Namespace, Name: in.Name}]; former != nil && len(former.zones) <= few {
+	if former := s.slices[types.NamespacedName{Namespace: in.Namespace, Name: in.Name}]; former == nil {
+		out.zones = slices.Clip(s.zones)
+	} else if len(former.zones) <= few {
 		out.zones = slices.Clip(former.zones) // so that the zones of endpoints keep their numbers
 	}
 	zones := map[string]zoneSet{}
@@ -96,6 +98,9 @@ func (s *State) compactSlice(in *discoveryv1.EndpointSlice) *slice {
 			continue
 		}
 		out.endpoints = append(out.endpoints, s.endpoint(out, zones, ip, e))
+	}
+	if len(out.zones) > len(s.zones) && len(out.zones) <= few/2 {
+		s.zones = out.zones
 	}
 	if unusable > 0 {
 		s.addProblem(Problem{

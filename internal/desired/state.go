@@ -27,6 +27,7 @@ type State struct {
 	sets [Sets]counted // NodeAddresses are nodePortAddrs, unless Config.IPVS
 
 	node         node
+	zones        zoneSets                // with which new slices begin, so that most share them
 	otherNodes   map[string][]netip.Addr // the addresses of other Nodes, by name
 	balancers    balancers
 	serviceCIDRs map[string][]netip.Prefix // by the name of the object
@@ -62,6 +63,7 @@ type State struct {
 	reportedLocal    LocalTraffic
 	ranged           bool // there are ranges of ports, or have been
 	reportedRanged   bool
+	described        bool // there was a Change or Full
 	noLocal          NoLocalEndpoints
 	proxied          int // number of Services with a spec
 }

@@ -14,6 +14,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/nftables"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
@@ -199,39 +200,67 @@ func TestWaitsForReaders(t *testing.T) {
 	}
 }
 
-// TestReaderFinishes saves many rules with iptables-nft, which starts again whenever the ruleset
-// changes, while endpoints change 100 times a second.
-func TestReaderFinishes(t *testing.T) {
-	kerneltest.Require(t, kerneltest.IPTablesNFT)
-	node, err := kerneltest.NewLab(t).Node("n1", lab.NodeOptions{Addresses: []netip.Prefix{netip.MustParsePrefix("192.168.100.11/24")}})
-	check(t, err)
-	fd := node.FD()
-	rules := 4000
-	save := func() (took time.Duration, err error) {
-		begin := time.Now()
-		out, err := node.Namespace.Run(t.Context(), "iptables-nft-save", "-t", "nat")
-		if n := strings.Count(string(out), "-A "); err == nil && n != rules {
-			err = fmt.Errorf("%d rules were saved, want %d", n, rules)
-		}
-		took = time.Since(begin)
-		t.Logf("iptables-nft-save took %v", took)
-		return took, err
-	}
-	for took := giveUp; took > giveUp/4; { // beside changes it takes longer, and must not be given up
-		rules /= 2
-		restore := exec.CommandContext(t.Context(), "iptables-nft-restore")
-		restore.Stdin = strings.NewReader(manyRules(rules))
-		p, err := node.Namespace.Start(restore)
-		check(t, err)
-		check(t, p.Wait())
-		took, err = save()
-		check(t, err)
-	}
+// otherPrograms list many rules, and begin again whenever the ruleset changes while they read. Some write
+// afterwards, and begin again, or fail, if it has changed in between.
+var otherPrograms = map[string]struct{ prepare, cycle string }{
+	"iptables-nft-save": {cycle: `[ "$(iptables-nft-save -t nat | grep -c '^-A ')" = RULES ]`},
+	"iptables-nft": {cycle: `
+		iptables-nft-save -t nat >/dev/null
+		iptables-nft -t nat -A PREROUTING -d 192.0.2.1 -p tcp -j DNAT --to-destination 192.0.2.2
+		iptables-nft -t nat -D PREROUTING -d 192.0.2.1 -p tcp -j DNAT --to-destination 192.0.2.2`},
+	"nft": {
+		prepare: `nft "add table inet firewall; add chain inet firewall input { type filter hook input priority 0; }"`,
+		cycle: `
+			nft list ruleset >/dev/null
+			nft "flush chain inet firewall input; add rule inet firewall input ip saddr 192.0.2.1 counter drop"`,
+	},
+}
 
+// TestOthersFinish runs such programs while endpoints change 100 times a second. Where none reads, no change waits.
+func TestOthersFinish(t *testing.T) {
+	kerneltest.Require(t, kerneltest.IPTablesNFT)
+	for name, other := range otherPrograms {
+		t.Run(name, func(t *testing.T) {
+			node, err := kerneltest.NewLab(t).Node("n1", lab.NodeOptions{Addresses: []netip.Prefix{netip.MustParsePrefix("192.168.100.11/24")}})
+			check(t, err)
+			rules := 4000
+			run := func(script string) (took time.Duration, err error) {
+				begin := time.Now()
+				_, err = node.Namespace.Run(t.Context(), "sh", "-ec", strings.ReplaceAll(script, "RULES", fmt.Sprint(rules)))
+				took = time.Since(begin)
+				t.Logf("took %v with %d rules", took, rules)
+				return took, err
+			}
+			_, err = run(other.prepare)
+			check(t, err)
+			for took := giveUp; took > giveUp/4; { // beside changes it takes longer, and must not be given up
+				rules /= 2
+				restore := exec.CommandContext(t.Context(), "iptables-nft-restore")
+				restore.Stdin = strings.NewReader(manyRules(rules))
+				p, err := node.Namespace.Start(restore)
+				check(t, err)
+				check(t, p.Wait())
+				took, err = run(other.cycle)
+				check(t, err)
+			}
+			besideChanges(t, node, func() error {
+				for range 3 {
+					if _, err := run(other.cycle); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		})
+	}
+}
+
+// besideChanges calls use in the third second of changes that do not stop. Afterwards, it has changes wait for nothing.
+func besideChanges(t *testing.T, node *lab.Node, use func() error) {
 	var readers *nfnl.Readers
 	check(t, node.Do(func() error { readers = nfnl.OpenReaders(); return nil }))
 	defer readers.Close()
-	kernel, err := nftables.New(dataplane.Config{NetNS: fd, MasqueradeBit: dataplane.DefaultMasqueradeBit})
+	kernel, err := nftables.New(dataplane.Config{NetNS: node.FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit})
 	check(t, err)
 	defer kernel.Close()
 	l := &loop{t: t, events: make(script), metrics: metrics.New(), done: make(chan error, 1)}
@@ -241,34 +270,44 @@ func TestReaderFinishes(t *testing.T) {
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() { l.done <- l.proxy.Run(ctx) }()
-	l.events <- append(many(0, 3), synced)
-
-	saved := make(chan error, 1)
-	go func() {
-		time.Sleep(2 * burst) // while changes continue
-		_, err := save()
-		saved <- err
-	}()
 	defer func() {
 		cancel()
 		if err := <-l.done; err != nil {
 			t.Error(err)
 		}
 	}()
+	l.events <- append(many(0, 3), synced)
+
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	timeout := time.After(5 * time.Minute)
-	for i := 0; ; i++ {
-		select {
-		case <-tick.C:
-			l.events <- moved(i)
-		case err := <-saved:
-			check(t, err)
-			t.Logf("%d changes", i)
-			return
-		case <-timeout:
-			t.Fatal("iptables-nft-save does not finish")
+	changes := 0
+	until := func(done func() bool) {
+		for ; !done(); changes++ {
+			select {
+			case <-tick.C:
+				l.events <- moved(changes)
+			case <-timeout:
+				t.Fatal("the other program does not finish")
+			}
 		}
+	}
+	used := make(chan error, 1)
+	begin := time.Now()
+	until(func() bool { return time.Since(begin) > 2*burst })
+	go func() { used <- use() }()
+	until(func() bool { return len(used) > 0 })
+	check(t, <-used)
+	last := time.Now()
+	for range 2 { // the first commit may have waited
+		until(func() bool { return l.proxy.Updated().After(last) })
+		last = time.Now()
+	}
+	waited, before := testutil.ToFloat64(l.metrics.ReaderWait), changes
+	until(func() bool { return changes == before+100 })
+	t.Logf("%d changes; they waited %.2f s for others", changes, waited)
+	if now := testutil.ToFloat64(l.metrics.ReaderWait); now != waited {
+		t.Errorf("while none reads, changes wait: %.3f s", now-waited)
 	}
 }
 

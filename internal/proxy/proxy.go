@@ -465,6 +465,9 @@ func (p *Proxy) next() *desired.Update {
 }
 
 func (p *Proxy) program(ctx context.Context) error {
+	if p.full && limitsGarbage {
+		defer debug.SetGCPercent(debug.SetGCPercent(fullGarbage))
+	}
 	c := p.next()
 	p.report(c.Problems)
 	p.metrics.Services.Set(float64(p.state.Services()))
@@ -614,13 +617,16 @@ func (p *Proxy) Updated() time.Time {
 }
 
 // garbage is the target percentage of the garbage collector. Half of Go's default reduces
-// the memory of a cold start by a tenth, and adds some percent to its time.
-const garbage = 50
+// the memory of a cold start by a tenth, and adds some percent to its time. While a full content is programmed, which
+// needs the most memory, allocates little and ends soon, it is fullGarbage.
+const garbage, fullGarbage = 50, 20
+
+var limitsGarbage bool
 
 // LimitGarbage sets the target percentage of the garbage collector, unless the environment
 // variable GOGC does.
 func LimitGarbage() {
-	if os.Getenv("GOGC") == "" {
+	if limitsGarbage = os.Getenv("GOGC") == ""; limitsGarbage {
 		debug.SetGCPercent(garbage)
 	}
 }

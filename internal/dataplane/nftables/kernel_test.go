@@ -189,6 +189,34 @@ func TestConformance(t *testing.T) {
 	})
 }
 
+// TestSecondStart starts over what an earlier run has left, with the same Services: chains and rules stay as they are,
+// and elements are replaced in one transaction.
+func TestSecondStart(t *testing.T) {
+	k := newKernel(t)
+	start := func(b *Dataplane) (rules string, generation uint32) {
+		s := desired.New(inCluster("10.244.0.0/16", "fd00:244::/32"))
+		web(s, 1, dataplanetest.Hosts(3)...)
+		web(s, 2, dataplanetest.Hosts(200)...)
+		dataplanetest.Reconcile(t, b, s)
+		k.has(s)
+		generation, err := k.conn.Generation()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return k.nft("-a", "-t", "list", "ruleset"), generation
+	}
+	first, generation := start(k.Dataplane)
+	next := k.open()
+	defer next.Close()
+	second, now := start(next)
+	if second != first {
+		t.Errorf("rules after the second start:\n%s\nbefore:\n%s", second, first)
+	}
+	if now != generation+1 {
+		t.Errorf("the second start took %d transactions", now-generation)
+	}
+}
+
 // TestReconcileTakesOver starts with different contents of an earlier run in the kernel.
 func TestReconcileTakesOver(t *testing.T) {
 	for name, leave := range map[string]func(k *kernel){

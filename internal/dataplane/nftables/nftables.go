@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
@@ -148,7 +149,7 @@ func (b *Dataplane) encode(change *desired.Change) {
 // in the writer.
 func (b *Dataplane) updatePools(change *desired.Change) {
 	w, left := &b.writer, false // whether a pool has left a counter, of which there were none
-	w.poolUpdates = w.poolUpdates[:0]
+	w.poolUpdates = slices.Grow(w.poolUpdates[:0], len(change.Pools))
 	for i := range change.Pools {
 		c := &change.Pools[i]
 		r := poolUpdate{id: c.ID, schema: &b.schemas[c.Family], shared: c.Shared, before: noSelector, after: noSelector}
