@@ -196,7 +196,7 @@ func TestSecondStart(t *testing.T) {
 	start := func(b *Dataplane) (rules string, generation uint32) {
 		s := desired.New(inCluster("10.244.0.0/16", "fd00:244::/32"))
 		web(s, 1, dataplanetest.Hosts(3)...)
-		web(s, 2, dataplanetest.Hosts(200)...)
+		web(s, 2, dataplanetest.Hosts(7)...)
 		dataplanetest.Reconcile(t, b, s)
 		k.has(s)
 		generation, err := k.conn.Generation()
