@@ -81,6 +81,19 @@ func TestHonestServices(t *testing.T) {
 			}
 		case 7, 8:
 			spec = affine
+		case 9:
+			annotations = map[string]string{AnnotationSlowStart: "60s"}
+		case 10:
+			annotations = map[string]string{AnnotationOutliers: EjectOutliers}
+		case 11, 12:
+			annotations = map[string]string{AnnotationMaxConnections: fmt.Sprint(1000 * (1 + i%4)), AnnotationMaxPerClient: "100", AnnotationRatePerClient: "50/s"}
+		case 13, 14:
+			annotations, spec = map[string]string{AnnotationPortRanges: "udp/10000-20000, tcp/3000-3100"}, affine
+		case 15:
+			annotations = map[string]string{AnnotationFailover: "passthrough"}
+			spec.ExternalIPs = []string{fmt.Sprintf("203.0.%d.%d", i>>8, i&255)}
+		case 16:
+			annotations = map[string]string{AnnotationLocalZone: "80", AnnotationFastPath: "off"}
 		}
 		if i%100 == 0 && i >= 5000 { // half of them: 50 tables in two families
 			annotations = nil
