@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 	"strings"
 	"syscall"
@@ -238,5 +239,32 @@ func TestRemovalsOfOtherModes(t *testing.T) {
 		if err := removeModes(t.Context(), used); err != nil || strings.Join(removed, " ") != want {
 			t.Errorf("mode %q: removed %v, error %v, want %s", used, removed, err, want)
 		}
+	}
+}
+
+// TestFlowsEnd removes the endpoint of a flow of UDP. Its next datagrams reach another one, in every mode.
+func TestFlowsEnd(t *testing.T) {
+	for _, mode := range modeNames() {
+		t.Run(mode, func(t *testing.T) {
+			switch mode {
+			case config.IPTables:
+				kerneltest.Require(t, kerneltest.IPTablesNFT, kerneltest.IPSet)
+			case config.IPVS:
+				kerneltest.Require(t, kerneltest.IPVS, kerneltest.IPSet)
+			}
+			s := newSite(t)
+			udp := func(server int) string {
+				return strings.NewReplacer("port: 80,", "protocol: UDP, port: 80,", "[{port: 8080}]", "[{protocol: UDP, port: 8080}]").Replace(web(server))
+			}
+			s.save("web.yaml", udp(0))
+			s.run("--proxy-mode", mode)
+			for _, server := range []int{0, 1} {
+				s.save("web.yaml", udp(server))
+				s.until(fmt.Sprint("the flow reaches web-", server), func() bool {
+					r, err := s.client.Connect(lab.UDP, webAddr, lab.Source(netip.AddrPortFrom(s.client.Addrs()[0], 5353)), lab.Timeout(100*time.Millisecond))
+					return err == nil && r.Server == fmt.Sprint("web-", server)
+				})
+			}
+		})
 	}
 }

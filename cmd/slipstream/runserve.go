@@ -348,7 +348,7 @@ func (s *app) run(ctx context.Context) error {
 	if options.VerifyPeriod > 0 {
 		s.metrics.OnVerify()
 	}
-	p = proxy.New(s.objects, desired.New(s.desired), s.dataplane, s.metrics, options)
+	p = proxy.New(s.objects, desired.New(s.desired), s.dataplane.programmer, s.metrics, options) // which may be a FlowEnder
 	defer s.serveView(ctx, p)()
 	defer s.serveDrained(ctx, p)()
 	return s.serveHTTP(ctx, p)
