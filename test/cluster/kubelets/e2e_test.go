@@ -128,7 +128,7 @@ func kinds(names, modes []string) (all []proxies.Kind) {
 
 // start starts a cluster with a proxy, and returns when pods have connected to Services. Configure changes the proxy's
 // options on a node.
-func start(ctx context.Context, t *testing.T, kind proxies.Kind, configure ...func(*Node, *proxies.Options)) (*Cluster, []*proxies.Proxy) {
+func start(ctx context.Context, t *testing.T, kind proxies.Kind, configure ...func(*Cluster, *Node, *proxies.Options)) (*Cluster, []*proxies.Proxy) {
 	dir := t.TempDir()
 	if *keepLogs != "" {
 		dir = filepath.Join(*keepLogs, string(kind))
@@ -171,7 +171,7 @@ func start(ctx context.Context, t *testing.T, kind proxies.Kind, configure ...fu
 			}
 		}
 		for _, change := range configure {
-			change(n, &options)
+			change(c, n, &options)
 		}
 		p, err := proxies.Start(ctx, kind, n.Node.Node, options)
 		if err != nil {
