@@ -209,7 +209,7 @@ func (s *Server) wait(ctx context.Context, c client, least, quietTime, most time
 				return Result{Blind: err.Error()}, nil
 			}
 		}
-		if quiet && few && !looked {
+		if (quiet || waited >= most) && few && !looked {
 			looked = true
 			if err := s.readTable(ctx, p); err != nil {
 				return result, err
