@@ -154,10 +154,13 @@ func TestDrainedBlind(t *testing.T) {
 }
 
 // TestDrainedDefault: without --min-wait, silence suffices for a pod that has had many connections, but not for one that has
-// had few.
+// had few, nor for the last one by which a load balancer's health check succeeds.
 func TestDrainedDefault(t *testing.T) {
 	s := newSite(t)
 	socket := t.TempDir() + "/pods/drained.sock"
+	local := func(servers ...int) string {
+		return strings.Replace(web(servers...), "{clusterIP:", "{type: LoadBalancer, externalTrafficPolicy: Local, healthCheckNodePort: 30001, clusterIP:", 1)
+	}
 	s.save("web.yaml", web(0))
 	s.run("--status-socket", socketPath(t), "--pod-socket", socket)
 	s.untilReached("web-0")
@@ -174,4 +177,10 @@ func TestDrainedDefault(t *testing.T) {
 		defer c.Close()
 	}
 	silent("many connections", true)
+	s.save("web.yaml", local(0))
+	s.until("the health check", func() bool { return strings.Contains(s.log.String(), "spec.ports[0].nodePort: not set") })
+	silent("last for the health check", false)
+	s.save("web.yaml", local(0, 1))
+	s.untilReached("web-0", "web-1")
+	silent("not the last", true)
 }
