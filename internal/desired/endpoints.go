@@ -261,7 +261,8 @@ func (e *endpoints) count(en *entry, n int32) {
 // reported.
 func (e *endpoints) change(all []PoolChange, s *State) []PoolChange {
 	var changes [kinds]PoolChange
-	chosenAgain := !e.told
+	first := !e.told
+	chosenAgain := first
 	e.told = true
 	for kind, p := range e.pools {
 		if p != nil {
@@ -286,6 +287,9 @@ func (e *endpoints) change(all []PoolChange, s *State) []PoolChange {
 	}
 	e.touched = nil
 	for kind, p := range e.pools {
+		if first { // the order of a full description, or a repair would write all anew
+			slices.Reverse(changes[kind].Added)
+		}
 		if p != nil && p.changed(&changes[kind], s) {
 			all = append(all, changes[kind])
 		}
