@@ -45,7 +45,7 @@ type kind struct {
 	late   time.Duration // how long after an acknowledged removal datagrams of a flow may reach an endpoint
 }
 
-var historyKinds = map[string]kind{"sticky": {sticky: true}, "udp": {late: 2 * time.Second}}
+var historyKinds = map[string]kind{"sticky": {sticky: true}, "udp": {late: 2 * time.Second}, "flow": {late: 2 * time.Second}}
 
 // set records that a Service is to have these endpoints from now on.
 func (h *history) set(service string, servers []string, now time.Time) {
@@ -87,6 +87,9 @@ func (h *history) acknowledge(now time.Time) {
 func (h *history) judge(a attempt) string {
 	k, disturbed := historyKinds[a.service], overlaps(h.gaps, a.begin, a.end)
 	if a.err != nil {
+		for _, s := range h.stays[a.service] {
+			disturbed = disturbed || k.late > 0 && !s.left.IsZero() && !s.left.After(a.end) && s.left.After(a.begin.Add(-k.late)) // IPVS drops one then
+		}
 		for _, s := range h.stays[a.service] {
 			if !disturbed && !s.served.IsZero() && s.served.Before(a.begin) && (s.left.IsZero() || s.left.After(a.end)) {
 				return fmt.Sprintf("%s: %v, while %s served", a.service, a.err, s.server)
@@ -153,6 +156,8 @@ func TestHistoryChecker(t *testing.T) {
 		{name: "refused in a gap", attempt: attempt{service: "web", err: refused, begin: at(199), end: at(201)}},
 		{name: "refused after it", attempt: attempt{service: "web", err: refused, begin: at(211), end: at(212)}, want: "web: refused, while a served"},
 		{name: "refused without an endpoint throughout", attempt: attempt{service: "udp", err: refused, begin: at(95), end: at(105)}},
+		{name: "a datagram that is lost when its endpoint leaves", attempt: attempt{service: "flow", err: refused, begin: at(101), end: at(102)}},
+		{name: "a datagram that is lost later", attempt: attempt{service: "flow", err: refused, begin: at(103), end: at(104)}, want: "flow: refused, while a served"},
 		{name: "a late datagram", attempt: attempt{service: "udp", server: "u", begin: at(111), end: at(111)}},
 		{name: "too late", attempt: attempt{service: "udp", server: "u", begin: at(113), end: at(113)}, want: "udp reached u, which is not its endpoint"},
 		{name: "the same again", before: attempt{service: "sticky", server: "a", begin: at(20), end: at(21)}, attempt: attempt{service: "sticky", server: "a", begin: at(22), end: at(23)}},
@@ -164,10 +169,12 @@ func TestHistoryChecker(t *testing.T) {
 		h.set("web", []string{"a", "b"}, at(0))
 		h.set("sticky", []string{"a", "b"}, at(0))
 		h.set("udp", []string{"u"}, at(0))
+		h.set("flow", []string{"a", "u"}, at(0))
 		h.acknowledge(at(10))
 		h.set("web", []string{"a", "c"}, at(100))
 		h.set("sticky", []string{"b", "c"}, at(100))
 		h.set("udp", nil, at(100))
+		h.set("flow", []string{"a"}, at(100))
 		h.acknowledge(at(110))
 		h.gaps, h.forgotten = []gap{{at(200), at(210)}}, []gap{{at(300), at(300)}}
 		if got := h.judge(test.before); test.before.service != "" && got != "" {
