@@ -41,6 +41,9 @@ func Apply(t testing.TB, b dataplane.Dataplane, s *desired.State) {
 	if _, err := b.Apply(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}
+	if s.Pending() { // a large change has parts
+		Apply(t, b, s)
+	}
 }
 
 // Has fails the test unless the kernel has the content of a state.
