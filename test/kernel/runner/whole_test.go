@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -275,7 +276,9 @@ func TestDies(t *testing.T) {
 func scratchModule(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	for name, text := range scratch {
+	files := maps.Clone(scratch)
+	files["internal/proxy/both_test.go"] = files["both/both_test.go"] // one of alike
+	for name, text := range files {
 		path := filepath.Join(dir, name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			t.Fatal(err)
@@ -340,6 +343,8 @@ func TestWholeRun(t *testing.T) {
 
 		{"uml: each ran somewhere", "./both ./pure", 0, []string{"Kernels: host ", ", uml 6.12.", ", uml 6.1.", "Skipped on some kernel", "no host", "no uml", "9 passed, 0 failed, 0 skipped"}, []string{"NOT RUN ON", "FAIL"}},
 		{"uml: passed on the host", "-v ./both", 0, []string{"[6.12] --- PASS: TestOnUML ", "[6.1] --- PASS: TestOnUML ", "[6.1] --- PASS: TestOnBoth", "4 passed, 0 failed, 0 skipped"}, []string{"[6.12] --- PASS: TestOnBoth"}},
+		{"uml: alike on all kernels", "-v ./internal/proxy", 0, []string{"[6.12] --- PASS: TestOnUML ", "[6.1] --- PASS: TestOnUML ", "4 passed, 0 failed, 0 skipped"}, []string{"[6.1] --- PASS: TestOnBoth"}},
+		{"uml: alike, one kernel", "-kernel 6.1 -strict=false -v ./internal/proxy", 0, []string{"[6.1] --- PASS: TestOnUML ", "[6.1] --- PASS: TestOnBoth", "3 passed, 0 failed, 1 skipped"}, nil},
 		{"uml: alone", "-kernel uml ./both ./pure", 1, []string{"TestOnHost", "no host", "3 passed, 1 failed, 0 skipped"}, []string{"./pure"}},
 		{"uml: one of them", "-kernel 6.1 ./both ./pure", 1, []string{"Kernels: uml 6.1.", "3 passed, 1 failed, 0 skipped"}, []string{"6.12."}},
 		{"uml: skipped everywhere", "./nowhere", 1, []string{"NOT RUN ON ANY KERNEL", "no sun", "no moon", "1 passed, 1 failed, 0 skipped"}, nil},
