@@ -3,6 +3,7 @@
 package scenario
 
 import (
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -40,5 +41,36 @@ func TestDocs(t *testing.T) {
 	}
 	if rows < 30 {
 		t.Errorf("%d rows found in docs/services.md", rows)
+	}
+}
+
+// TestNamedTests checks that the tests that docs/tests.md names exist.
+func TestNamedTests(t *testing.T) {
+	text, err := os.ReadFile("../../docs/tests.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	exist := map[string]bool{}
+	err = filepath.WalkDir("../..", func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		source, err := os.ReadFile(path)
+		for _, m := range regexp.MustCompile(`(?m)^func (Test\w+)\(`).FindAllStringSubmatch(string(source), -1) {
+			exist[m[1]] = true
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := regexp.MustCompile(`\bTest[A-Z]\w*`).FindAllString(string(text), -1)
+	if len(named) < 80 {
+		t.Errorf("%d tests are named", len(named))
+	}
+	for _, name := range named {
+		if !exist[name] {
+			t.Errorf("docs/tests.md: there is no %s", name)
+		}
 	}
 }
