@@ -147,9 +147,20 @@ func TestDrainedBlind(t *testing.T) {
 	close(stop)
 	s.check(<-probed)
 
-	if _, err := s.node.Run(t.Context(), "sh", "-c", "echo 0 > /proc/sys/net/netfilter/nf_conntrack_events"); err != nil {
-		t.Fatal(err)
+	// Conntrack forgets connections that are reset after ten seconds, which may be before the pod has waited enough.
+	sysctl := func(name, value string) {
+		t.Helper()
+		_, err := s.node.Run(t.Context(), "sh", "-c", "echo "+value+" > /proc/sys/net/netfilter/"+name)
+		s.check(err)
 	}
+	sysctl("nf_conntrack_tcp_timeout_close", "4")
+	_, err := s.client.Connect(lab.TCP, webAddr, lab.Timeout(patience))
+	s.check(err)
+	if r := s.drained(web0, socket, nil, "--min-wait", "6s", "--max-wait", "9s"); !r.Quiet || r.Connections != 0 {
+		t.Errorf("a pod whose last connection was reset: %+v", r)
+	}
+
+	sysctl("nf_conntrack_events", "0")
 	blind("a kernel that reports no connections", "nf_conntrack_events", s.drained(web0, socket, nil, short...))
 }
 

@@ -165,10 +165,6 @@ func (r *rollout) roll(rate int, stopped time.Duration) (all lab.LoadStats) {
 // TestDrainedRollout: no connection fails while all pods are replaced, each of which waits for 'slipstream drained', also if
 // another node's proxy stands still meanwhile.
 func TestDrainedRollout(t *testing.T) {
-	if *rollouts == 0 {
-		// On 27 November, a pod on the node whose proxy stood still waited for all of --max-wait. Not yet understood.
-		t.Skip("only with -rollouts")
-	}
 	e := newEnv(t)
 	r := &rollout{env: e, running: e.startDraining(proxies.Slipstream), wait: -1, drained: []string{"--max-wait", "1m"}}
 	if s := r.roll(300, 6*time.Second); s.Failed > 0 || s.OK == 0 {

@@ -209,7 +209,9 @@ func (s *Server) wait(ctx context.Context, c client, least, quietTime, most time
 				return Result{Blind: err.Error()}, nil
 			}
 		}
-		if (quiet || waited >= most) && few && !looked {
+		// Conntrack forgets the last connections of a pod with few while it waits, those that were reset after ten seconds.
+		// So its table is read early, but not if many connections come.
+		if waited >= min(shortest, most) && few && !looked {
 			looked = true
 			if err := s.readTable(ctx, p); err != nil {
 				return result, err
