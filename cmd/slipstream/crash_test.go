@@ -10,6 +10,10 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"net/http/httptest"
+	"os"
+	"path"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -19,6 +23,8 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/observe/see"
 	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
 )
 
 var (
@@ -33,6 +39,9 @@ type crashPhase struct {
 	former   bool   // another mode of Slipstream has programmed it
 	takeOver bool   // kube-proxy's rules are there, too
 	after    string // the manifest then
+	upgrade  bool   // the former version has programmed it
+	rollback bool   // the former version is killed, after this one has programmed it
+	cluster  bool   // it has an API server, and takes over from kube-proxy by itself
 	running  bool   // the process has programmed what was before
 	cleanUp  bool   // the process is cleanup
 }
@@ -73,13 +82,26 @@ func TestCrash(t *testing.T) {
 				{name: "restart", before: old, after: changed},
 				{name: "change", before: old, after: changed, running: true},
 				{name: "another mode", before: old, former: true, after: old},
+				{name: "upgrade", before: old, upgrade: true, after: changed},
+				{name: "rollback", before: old, rollback: true, after: changed},
+				{name: "take-over", takeOver: true, cluster: true, after: old},
 				{name: "clean-up", before: old, after: old, cleanUp: true},
 				{name: "clean-up of kube-proxy", before: old, takeOver: true, after: old, cleanUp: true},
 			} {
 				if p.takeOver && crashKubeProxy[mode] == "" || p.former && mode == config.IPVS {
 					continue
 				}
-				t.Run(p.name, func(t *testing.T) { (&crashes{site: newSite(t), mode: mode, phase: p}).sweep(t, random) })
+				t.Run(p.name, func(t *testing.T) {
+					c := &crashes{site: newSite(t), mode: mode, phase: p}
+					if p.upgrade || p.rollback {
+						get := previous
+						if mode == config.IPVS {
+							get = builtPrevious
+						}
+						c.previous = filepath.Join(get(t), "slipstream")
+					}
+					c.sweep(t, random)
+				})
 			}
 		})
 	}
@@ -88,10 +110,80 @@ func TestCrash(t *testing.T) {
 // crashes is a node on which processes are killed.
 type crashes struct {
 	*site
-	mode   string
-	phase  crashPhase
-	socket string
-	clean  string // what the kernel has after a clean-up
+	mode       string
+	phase      crashPhase
+	socket     string
+	previous   string // the former version
+	kubeconfig string
+	clean      string // what the kernel has after a clean-up
+}
+
+// runs starts a proxy, of the former version if that is wanted.
+func (c *crashes) runs(former bool, flags ...string) *lab.Process {
+	cmd := c.command(append(c.runArgs(), flags...)...)
+	if former {
+		cmd.Path = c.previous
+	}
+	p, err := c.node.Start(cmd)
+	c.check(err)
+	c.t.Cleanup(func() { p.Kill() })
+	return p
+}
+
+func (c *crashes) runArgs() []string {
+	source := []string{"--manifests", c.dir}
+	if c.kubeconfig != "" {
+		source = []string{"--kubeconfig", c.kubeconfig}
+	}
+	return append(append([]string{"run"}, source...), "--hostname-override", "n1", "-v", "2")
+}
+
+// serveAPI serves a manifest to programs on the node as an API server would, and changes nothing.
+func (c *crashes) serveAPI(manifest string) {
+	lists := map[string][]json.RawMessage{"nodes": {json.RawMessage(`{"metadata": {"name": "n1", "resourceVersion": "1"}}`)}}
+	for document := range strings.SplitSeq(manifest, "---\n") {
+		raw, err := yaml.YAMLToJSON([]byte(document))
+		c.check(err)
+		var o metav1.PartialObjectMetadata
+		c.check(json.Unmarshal(raw, &o))
+		o.Namespace, o.ResourceVersion = "default", "1"
+		meta, err := json.Marshal(o.ObjectMeta)
+		c.check(err)
+		fields := map[string]json.RawMessage{}
+		c.check(json.Unmarshal(raw, &fields))
+		fields["metadata"] = meta
+		raw, err = json.Marshal(fields)
+		c.check(err)
+		resource := strings.ToLower(o.Kind) + "s"
+		lists[resource] = append(lists[resource], raw)
+	}
+	listener, err := c.node.Listen("tcp", "127.0.0.1:8001")
+	c.check(err)
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		resource, q := path.Base(r.URL.Path), r.URL.Query()
+		w.Header().Set("Content-Type", "application/json")
+		switch {
+		case r.Method != http.MethodGet || q.Get("sendInitialEvents") == "true":
+			w.WriteHeader(http.StatusUnprocessableEntity)
+			fmt.Fprint(w, `{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Invalid", "code": 422}`)
+		case q.Get("watch") == "true":
+			w.WriteHeader(http.StatusOK)
+			w.(http.Flusher).Flush()
+			<-r.Context().Done()
+		default:
+			kind := map[string]string{"nodes": "Node", "services": "Service", "endpointslices": "EndpointSlice", "servicecidrs": "ServiceCIDR"}[resource]
+			version := strings.TrimPrefix(strings.TrimPrefix(path.Dir(r.URL.Path), "/apis/"), "/api/")
+			_ = json.NewEncoder(w).Encode(map[string]any{"kind": kind + "List", "apiVersion": version, "metadata": map[string]string{"resourceVersion": "1"}, "items": append([]json.RawMessage{}, lists[resource]...)})
+		}
+	}))
+	server.Listener = listener
+	server.Start()
+	c.t.Cleanup(func() {
+		server.CloseClientConnections()
+		server.Close()
+	})
+	c.kubeconfig = filepath.Join(c.t.TempDir(), "kubeconfig")
+	c.check(os.WriteFile(c.kubeconfig, []byte(`{apiVersion: v1, kind: Config, current-context: a, clusters: [{name: a, cluster: {server: "http://127.0.0.1:8001"}}], contexts: [{name: a, context: {cluster: a}}]}`), 0o600))
 }
 
 // sweep kills after the last call, and before each or one of them.
@@ -99,6 +191,9 @@ func (c *crashes) sweep(t *testing.T, random *rand.Rand) {
 	c.socket = socketPath(t)
 	_, err := c.node.Run(c.t.Context(), "nft", crashOthers)
 	c.check(err)
+	if c.phase.cluster {
+		c.serveAPI(c.phase.after)
+	}
 	calls, _ := c.once(0)
 	if len(calls) == 0 {
 		c.t.Fatal("no call was counted")
@@ -139,7 +234,7 @@ func (c *crashes) once(at int) (calls []string, fired bool) {
 		if p.former {
 			mode = map[string]string{config.NFTables: config.IPTables, config.IPTables: config.NFTables}[mode]
 		}
-		first := c.run("--proxy-mode", mode, "--status-socket", c.socket)
+		first := c.runs(p.upgrade, "--proxy-mode", mode, "--status-socket", c.socket)
 		c.until("it has programmed", func() bool { return c.synced(1, 3) })
 		c.save("web.yaml", p.before)
 		c.until("it has programmed", func() bool { return c.synced(services(p.before), 2) })
@@ -157,7 +252,7 @@ func (c *crashes) once(at int) (calls []string, fired bool) {
 	}
 	var connections []connection
 	var load *lab.Load
-	if p.before != "" && !p.cleanUp {
+	if (p.before != "" || p.cluster) && !p.cleanUp {
 		var err error
 		load, err = c.client.StartLoad(c.t.Context(), lab.TCP, webAddr, lab.LoadOptions{Pace: 5 * time.Millisecond, Result: func(begin time.Time, r lab.Reply, err error) {
 			mu.Lock()
@@ -166,7 +261,7 @@ func (c *crashes) once(at int) (calls []string, fired bool) {
 		}})
 		c.check(err)
 	}
-	args := append([]string{"run", "--manifests", c.dir, "--hostname-override", "n1", "-v", "2"}, flags...)
+	args := append(c.runArgs(), flags...)
 	if p.cleanUp {
 		args = []string{"cleanup", fmt.Sprintf("--kube-proxy=%t", p.takeOver)}
 	}
@@ -175,7 +270,12 @@ func (c *crashes) once(at int) (calls []string, fired bool) {
 	} else {
 		c.save("web.yaml", p.after)
 	}
-	trap := c.trap(c.command(args...), !p.running, at)
+	cmd := c.command(args...)
+	if p.rollback {
+		cmd = c.command(append([]string{"-c", `exec "$@"`, "sh", c.previous}, args...)...)
+		cmd.Env = append(cmd.Env, trapped+"=sh")
+	}
+	trap := c.trap(cmd, !p.running, at)
 	ended := func() bool {
 		select {
 		case <-trap.Done():
@@ -198,7 +298,7 @@ func (c *crashes) once(at int) (calls []string, fired bool) {
 		c.save("web.yaml", p.after)
 	}
 	complete := func() bool {
-		return c.synced(services(p.after), -1) && (!p.former || !c.hasFormer())
+		return c.synced(services(p.after), -1) && (!p.former || !c.hasFormer()) && (!p.cluster || !c.hasKubeProxy())
 	}
 	c.until("the phase has ended", func() bool { return ended() || !p.cleanUp && complete() && quiet() })
 	end(trap.Process)
@@ -212,10 +312,12 @@ func (c *crashes) once(at int) (calls []string, fired bool) {
 		what = "killed after the last call"
 	}
 
-	second := c.run(flags...)
+	second := c.runs(p.rollback, flags...)
 	c.until("it has programmed after it was "+what, complete)
 	acknowledged := time.Now()
-	if out, err := c.verify("--proxy-mode", c.mode); err != nil || !allTheSame.MatchString(out) {
+	if p.rollback {
+		(&release{site: c.site, name: "the former version", binary: c.previous, args: []string{"--manifests", c.dir, "--hostname-override", "n1", "--proxy-mode", c.mode}}).verified()
+	} else if out, err := c.verify("--proxy-mode", c.mode); err != nil || !allTheSame.MatchString(out) {
 		c.t.Errorf("%s: %s: verify: %v\n%s", what, last(calls), err, out)
 	}
 	serves := func(server string) bool { return server == "web-0" || server == "web-1" && p.after == web(0, 1) }
@@ -274,6 +376,12 @@ func (c *crashes) hasFormer() bool {
 		return strings.Contains(all, "SLIP-SERVICES")
 	}
 	return strings.Contains(all, "table ip slipstream")
+}
+
+// hasKubeProxy reports whether the kernel has rules of kube-proxy.
+func (c *crashes) hasKubeProxy() bool {
+	all := c.nft("list ruleset")
+	return strings.Contains(all, "kube-proxy {") || strings.Contains(all, "KUBE-SVC")
 }
 
 // everything is what the kernel has of everybody.

@@ -204,6 +204,7 @@ func TestRepeats(t *testing.T) {
 			differ = append(differ, fmt.Sprintf("seed %d:\n%s", first+i, difference(a.traced, b.traced)))
 		}
 	}
+	t.Logf("%d of %d plans from seed %d do not repeat", len(differ), *repeats, first)
 	if len(differ) > *repeats/3 {
 		t.Errorf("%d of %d plans do not repeat:\n%s", len(differ), *repeats, strings.Join(differ, "\n"))
 	}

@@ -48,7 +48,10 @@ func Remove(ctx context.Context) error {
 	if set || err != nil {
 		o.Owns = func(chain string) bool { return owner.Owns(chain) && chain != chainLocalnet }
 	}
-	return errors.Join(err, iptchains.Remove(ctx, o), removeSets(ctx))
+	if err := errors.Join(err, iptchains.Remove(ctx, o)); err != nil {
+		return err // rules use the sets
+	}
+	return removeSets(ctx)
 }
 
 func removeSets(ctx context.Context) error {

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -233,9 +232,9 @@ func (b *Dataplane) hasOf(s *schema, service desired.ServicePort, write func(*wr
 // checkPool looks up one element of each kind that leads from a frontend to a backend of
 // the pool.
 func (b *Dataplane) checkPool(id desired.PoolID, p *pool) error {
-	err := b.checkSlot(id, p, rand.IntN(max(len(p.Slots), 1)), noSelector)
+	err := b.checkSlot(id, p, b.random.IntN(max(len(p.Slots), 1)), noSelector)
 	// All of most pools, but a Service may have many thousands.
-	from := rand.IntN(len(p.Frontends) + 1)
+	from := b.random.IntN(len(p.Frontends) + 1)
 	for i := range min(len(p.Frontends), sampleSize) {
 		if err == nil {
 			err = b.checkFrontend(&b.schemas[p.Family], p.Frontends[(from+i)%len(p.Frontends)])

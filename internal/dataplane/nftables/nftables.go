@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
@@ -34,6 +35,7 @@ type Dataplane struct {
 	unsupported desired.Families  // families that the kernel does not support
 	lacksHash   error             // the expression hash
 	lacking     []desired.Problem // pools that have newly got no counter
+	random      *rand.Rand        // seeded by the clock, so that a simulation in virtual time repeats
 }
 
 var _ dataplane.Dataplane = (*Dataplane)(nil)
@@ -44,7 +46,7 @@ func New(c dataplane.Config) (*Dataplane, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &Dataplane{config: c, conn: conn, schemas: &schemas, timeouts: [len(schemas)]map[uint32]int{{}, {}}}
+	b := &Dataplane{config: c, conn: conn, schemas: &schemas, timeouts: [len(schemas)]map[uint32]int{{}, {}}, random: rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 0))}
 	b.writer.batch = &b.batch
 	b.clients.init(b)
 	return b, nil
@@ -160,7 +162,7 @@ func (b *Dataplane) updatePools(change *desired.Change) {
 			b.pools.Set(c.ID, p)
 			if c.Algorithm == desired.RoundRobin {
 				// So that nodes do not begin with the same backend (kubernetes #121591).
-				rand.Shuffle(len(c.Added), func(i, j int) { c.Added[i], c.Added[j] = c.Added[j], c.Added[i] })
+				b.random.Shuffle(len(c.Added), func(i, j int) { c.Added[i], c.Added[j] = c.Added[j], c.Added[i] })
 			}
 		} else {
 			r.before = selectorOf(p)

@@ -62,6 +62,8 @@ func (r *tableReader) read() {
 	}
 	if err := r.conn.Elements(r.table, r.ranges.Name, func(nfnl.Element) {}); errors.Is(err, unix.ENOENT) {
 		r.schema = &schemas[r.family]
+	} else if !errors.Is(err, nfnl.ErrInterrupted) {
+		r.err = err
 	}
 	r.init()
 	r.elements(r.pools, r.readPool)

@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
-	"math/rand/v2"
 	"slices"
 	"strings"
 
@@ -71,7 +70,7 @@ func (b *Dataplane) reset(full *desired.Change) {
 	// A packet that looked up its pool's number in the old content must not find
 	// a different pool by that number in the new content. With other numbers it
 	// finds none, and the rules try again.
-	b.writer.base = rand.Uint32()
+	b.writer.base = b.random.Uint32()
 }
 
 // replace programs the full content if a table exists.

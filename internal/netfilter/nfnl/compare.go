@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -119,8 +120,9 @@ func (e *Element) content() string {
 // missing or has another value; "" if none.
 func (c *Conn) Lacks(table Table, b *Batch) (string, error) {
 	_, all := b.Written()
-	for set, elements := range all {
-		for _, want := range elements {
+	for _, set := range slices.Sorted(maps.Keys(all)) { // the same order each time, for simulations
+		slices.SortFunc(all[set], func(a, b Element) int { return bytes.Compare(a.Key, b.Key) })
+		for _, want := range all[set] {
 			if want.End {
 				continue
 			}

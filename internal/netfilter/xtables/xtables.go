@@ -19,6 +19,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/slipstream-proxy/slipstream/internal/netfilter/sock"
 	"golang.org/x/sys/unix"
 )
 
@@ -111,7 +112,9 @@ func (c *Conn) get(option int, buf unsafe.Pointer, size int) error {
 }
 
 func (c *Conn) set(option int, buf []byte) error {
-	return unix.SetsockoptString(c.fd, c.family.level, option, unsafe.String(&buf[0], len(buf)))
+	return sock.Commit(func() error {
+		return unix.SetsockoptString(c.fd, c.family.level, option, unsafe.String(&buf[0], len(buf)))
+	})
 }
 
 // Info reads a table's description. It creates the table if it does not exist; a kernel
