@@ -121,7 +121,7 @@ func addOwn(all *cliflag.NamedFlagSets, c *config.SlipstreamConfiguration) {
 	fs.StringSliceVar(&c.ExternalIPRanges, "external-ip-ranges", c.ExternalIPRanges, "ranges of addresses in which spec.externalIPs of Services count, such as 192.0.2.0/24,2001:db8::/64; all by default")
 	fs.IntVar(&c.NamespaceSlots, "namespace-slots", c.NamespaceSlots, "slots of Maglev tables and weights that annotations may give the Services of a namespace (default 524288)")
 	fs.IntVar(&c.NamespaceElements, "namespace-elements", c.NamespaceElements, "frontends, source ranges of frontends and endpoints that the Services of a namespace may have, besides a 256th for each (default 65536)")
-	fs.IntVar(&c.MaglevTableSize, "maglev-table-size", c.MaglevTableSize, "largest number of slots of a Maglev table: 251, 1021, 4093, 16381 or 65521 (the default)")
+	fs.IntVar(&c.MaglevTableSize, "maglev-table-size", c.MaglevTableSize, "largest number of slots of a Maglev table: 251, 1021, 4093, 16381 (the default) or 65521")
 	fs = all.FlagSet(inPaths)
 	fs.StringVar(&c.SocketLoadBalancing, "socket-load-balancing", c.SocketLoadBalancing, "which connections of pods and processes of this node are connected straight to an endpoint, so that no packet is translated: off, or tcp (needs cgroup v2)")
 	fs.StringVar(&c.SocketExcludePods, "socket-exclude-pods", c.SocketExcludePods, `pods of this node whose connections --socket-load-balancing leaves alone, as a CEL expression over pod.namespace, .name, .labels and .annotations, such as 'pod.namespace == "mesh"'`)

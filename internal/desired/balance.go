@@ -3,6 +3,7 @@
 package desired
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -127,7 +128,7 @@ func (s *State) schedule(out *serviceSpec, in *corev1.Service) {
 			s.serviceProblem(in, "metadata.annotations["+AnnotationLocalZone+"]", err.Error())
 			return
 		}
-		out.policy.byZone, out.policy.localZone = true, percent
+		out.policy.byZone, out.policy.localZone = !out.Nearest, percent
 	}
 }
 
@@ -236,6 +237,9 @@ func (p *pool) weigh(c *PoolChange, over bool, loads Loads) {
 // most clients move, so there are few sizes. The first two are only for [Config.MaxTable].
 var tables = []struct{ slots, backends int }{{251, 0}, {1021, 0}, {4093, 10}, {16381, 100}, {65521, 1 << 31}}
 
+// MaxTable is the largest size of a table by default, unless there are very many backends.
+const MaxTable = 16381
+
 // TableSizes are the possible values of [Config.MaxTable].
 func TableSizes() (all []int) {
 	for _, t := range tables {
@@ -250,7 +254,7 @@ func (c *Config) tableSize(backends int) int {
 		return 1
 	}
 	for _, t := range tables {
-		if backends <= t.backends || t.slots == c.MaxTable && 2*backends <= t.slots {
+		if backends <= t.backends || t.slots == cmp.Or(c.MaxTable, MaxTable) && 2*backends <= t.slots {
 			return t.slots
 		}
 	}

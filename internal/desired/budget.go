@@ -19,13 +19,17 @@ import (
 // ordinary ones have room. A Service beyond has none. One takes about 70 bytes of the kernel's memory, and 170 of the
 // proxy's. As they can all differ in one change, it also bounds how long others wait for one.
 //
+// MaxRanges is how many frontends with a range of ports the Services of a namespace may have. The kernel copies all of a
+// node with each change of one. A Service beyond has no ranges.
+//
 // All nodes decide alike: the numbers follow from Services and EndpointSlices.
 const (
 	MaxSlots    = 1 << 19
 	MaxElements = 1 << 16
+	MaxRanges   = 1 << 10
 
 	// All namespaces together may have so many times what one may have.
-	namespacesSlots, namespacesElements = 8, 32
+	namespacesSlots, namespacesElements, namespacesRanges = 8, 32, 8
 )
 
 // budget limits what Services need of one thing. While those of a namespace need more than it may
@@ -177,11 +181,12 @@ func (t *tenant) fit(most int) int {
 	return kept
 }
 
-// elements returns how many frontends, source ranges of these, and backends a Service would have at most.
-func (svc *service) elements() (n int) {
+// elements returns how many frontends, source ranges of these, and backends a Service would have at most, and how many
+// of the frontends are ranges.
+func (svc *service) elements() (n, ranges int) {
 	spec := svc.wanted
 	if spec == nil {
-		return 0
+		return 0, 0
 	}
 	n = len(spec.ports) * (len(spec.clusterIPs) + len(spec.external) + 1)
 	for _, a := range spec.external {
@@ -201,7 +206,7 @@ func (svc *service) elements() (n int) {
 			n += of * backends
 		}
 	}
-	return n
+	return n, spec.portRanges * (len(spec.clusterIPs) + len(spec.external))
 }
 
 // countBackends counts, n times, the backends that a slice has at most for the ports of a Service.
@@ -213,11 +218,16 @@ func (svc *service) countBackends(sl *slice, n int) {
 
 // countElements has a Service, and others of its namespace, be served if there is room for them.
 func (s *State) countElements(svc *service) {
-	for _, svc := range s.elements.set(svc, svc.elements()) {
-		if s.elements.over(svc) {
+	n, ranges := svc.elements()
+	for _, svc := range append(s.elements.set(svc, n), s.ranges.set(svc, ranges)...) {
+		switch n, ranges := svc.elements(); {
+		case s.elements.over(svc):
 			s.problems = append(s.problems, ProblemOf(svc.name, "spec.ports", fmt.Sprintf(
 				"the Service is left out: it needs %d frontends, source ranges and endpoints, and its namespace may have %d, and %d more for each Service (namespaceElements)",
-				svc.elements(), s.elements.level, s.elements.free)))
+				n, s.elements.level, s.elements.free)))
+		case s.ranges.over(svc):
+			s.problems = append(s.problems, ProblemOf(svc.name, rangesField, fmt.Sprintf(
+				"the Service is served without its ranges: it needs %d at its addresses, and its namespace may have %d", ranges, s.ranges.level)))
 		}
 		s.serve(svc)
 	}

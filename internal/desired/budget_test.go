@@ -70,7 +70,7 @@ func TestBudget(t *testing.T) {
 	}{
 		"Maglev, 60 ports":                    {demand{60, 120, maglev, "", false, corev1.ServiceSpec{}}, true},
 		"Maglev, 400 ports":                   {demand{400, 2, maglev, "", false, corev1.ServiceSpec{}}, true},
-		"Maglev, families and scopes":         {demand{3, 120, maglev, "", true, both}, true},
+		"Maglev, families and scopes":         {demand{9, 120, maglev, "", true, both}, true},
 		"weights, 60 ports":                   {demand{60, 400, nil, "37", false, corev1.ServiceSpec{}}, true},
 		"round robin with weights, 60 ports":  {demand{60, 400, map[string]string{AnnotationScheduler: "rr"}, "37", false, corev1.ServiceSpec{}}, true},
 		"zones, 60 ports":                     {demand{60, 400, zones, "", false, corev1.ServiceSpec{}}, true},
@@ -105,6 +105,20 @@ func TestBudget(t *testing.T) {
 	}
 }
 
+// TestTablesOfPorts: each port has a table of its own, as a slot has the port of the endpoint, too. What bounds them is MaxSlots.
+func TestTablesOfPorts(t *testing.T) {
+	for ports, slots := range map[int]int{1: 4093, 2: 2 * 4093, 30: 30 * 4093, 128: 128 * 4093, 129: 0, 1000: 0} {
+		s, sum := New(Config{NodeName: "n1"}), 0
+		demand{ports, 10, maglev, "", false, corev1.ServiceSpec{}}.set(s)
+		for _, p := range s.Full().Pools {
+			sum += int(p.TableSize)
+		}
+		if sum != slots || sum > MaxSlots {
+			t.Errorf("%d ports with 10 endpoints have %d slots", ports, sum)
+		}
+	}
+}
+
 // TestBudgetChanges: a Service loses its tables when it grows over the budget, and gets them back, by
 // its ports, endpoints and algorithm. Nothing is left of a Service that is deleted.
 func TestBudgetChanges(t *testing.T) {
@@ -127,14 +141,14 @@ func TestBudgetChanges(t *testing.T) {
 			}
 		})
 	}
-	few, many := demand{ports: 10, endpoints: 20, annotations: maglev}, demand{ports: 10, endpoints: 120, annotations: maglev}
+	few, many := demand{ports: 40, endpoints: 10, annotations: maglev}, demand{ports: 40, endpoints: 20, annotations: maglev}
 	step("few endpoints", few, Maglev, 0)
 	step("many endpoints", many, Random, 1)
 	step("the same", many, Random, 0)
 	step("few endpoints again", few, Maglev, 0)
-	step("many ports", demand{ports: 40, endpoints: 20, annotations: maglev}, Random, 1)
-	step("random", demand{ports: 40, endpoints: 20}, Random, 0)
-	step("many ports again", demand{ports: 40, endpoints: 20, annotations: maglev}, Random, 1)
+	step("many ports", demand{ports: 160, endpoints: 10, annotations: maglev}, Random, 1)
+	step("random", demand{ports: 160, endpoints: 10}, Random, 0)
+	step("many ports again", demand{ports: 160, endpoints: 10, annotations: maglev}, Random, 1)
 	step("few ports", few, Maglev, 0)
 	svc := s.services[s.pools[0].of.port.service.name]
 	s.DeleteService("default", "web")

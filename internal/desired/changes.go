@@ -17,7 +17,8 @@ func (s *State) Change() *Update {
 }
 
 // MaxChange is how many backends and slots of a namespace one Change gives anew, so that others do not wait for all of a
-// large one. The first Service port is changed whatever it needs, and so are those that come or go.
+// large one. The first Service port is changed whatever it needs. Those that come do not wait, as frontends refer to them,
+// but they have no slots for their algorithm and weights until it is their turn.
 const MaxChange = 1 << 13
 
 // Pending reports whether the last Change left something for the next.
@@ -28,7 +29,7 @@ func (s *State) Pending() bool { return len(s.dirtyEndpoints) > 0 }
 func (s *State) Postpones(namespace string) bool { return s.postponed[namespace] }
 
 // takeDirty returns the endpoints for the next report, and leaves those of namespaces with more than a number of
-// backends and slots, in order. Those with pools that come or go are not left, as frontends refer to them.
+// backends and slots, in order.
 func (s *State) takeDirty(most int) (now []*endpoints) {
 	all, before, sums := s.dirtyEndpoints, s.postponed, map[string]int{}
 	s.dirtyEndpoints, s.postponed = nil, map[string]bool{}
@@ -36,14 +37,18 @@ func (s *State) takeDirty(most int) (now []*endpoints) {
 		of := e.port.name.Namespace
 		_, others := sums[of]
 		sums[of] += len(e.entries) + max(e.counted, e.written)
-		if others && sums[of] > most && !slices.ContainsFunc(e.pools[:], func(p *pool) bool { return p != nil && (p.gone || !p.reported) }) {
+		comes := slices.ContainsFunc(e.pools[:], func(p *pool) bool { return p != nil && !p.reported })
+		e.waits = others && sums[of] > most && (e.counted > 0 || !comes)
+		if e.dirty = e.waits; e.waits {
 			e.late = e.late || !before[of]
 			s.postponed[of] = s.postponed[of] || e.late
 			s.dirtyEndpoints = append(s.dirtyEndpoints, e)
-			continue
+		} else {
+			e.late, e.written = false, e.counted
 		}
-		e.dirty, e.late, e.written = false, false, e.counted
-		now = append(now, e)
+		if comes || !e.waits {
+			now = append(now, e)
+		}
 	}
 	return now
 }
@@ -60,7 +65,9 @@ func (s *State) collect(most int) *Update {
 	c.Pools, c.Frontends = make([]PoolChange, 0, len(changed)), make([]FrontendChange, 0, len(s.dirtyFrontends))
 	for _, e := range changed {
 		c.Pools = e.change(c.Pools, s)
-		s.dirtyRelay(e)
+		if f := s.frontends[frontendKey(loopbacks[e.family], e.port.nodePort, e.port)]; f != nil && s.config.relayed(f.key) {
+			s.dirtyFrontend(f)
+		}
 		put(s.following, e, e.followsLoads() && len(e.entries) > 0 && !e.gone)
 		s.followWarming(e)
 		put(s.detecting, e, e.detection() != "")
@@ -72,7 +79,9 @@ func (s *State) collect(most int) *Update {
 			if p == nil {
 				continue
 			}
-			s.updateNoLocal(p)
+			s.countNoLocal(p, -1)
+			p.missing = p.lacksLocal()
+			s.countNoLocal(p, 1)
 			if p.gone {
 				e.pools[kind], s.pools[p.id] = nil, nil
 				s.freePools = append(s.freePools, p.id)

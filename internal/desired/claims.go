@@ -75,7 +75,11 @@ func (s *State) eachClaim(spec *serviceSpec, ports []*port, do func(FrontendKey,
 		} else {
 			spec.eachNodePort(p, unspecified[:], do)
 		}
-		s.eachRelay(spec, p, do)
+		for f, ip := range loopbacks {
+			if p.nodePort != 0 && spec.has(Family(f)) && s.config.relays(Family(f), p.protocol) {
+				do(frontendKey(ip, p.nodePort, p), NodePort, p)
+			}
+		}
 	}
 }
 

@@ -82,7 +82,7 @@ type Config struct {
 	// NamespaceSlots, NamespaceElements and NamespaceChange replace MaxSlots, MaxElements and MaxChange; 0 for these.
 	NamespaceSlots, NamespaceElements, NamespaceChange int
 
-	// MaxTable is the largest size of a Maglev table, one of [TableSizes]; 0 for the last.
+	// MaxTable is the largest size of a Maglev table, one of [TableSizes]; 0 for MaxTable.
 	MaxTable int
 
 	// Without lists the families that the node cannot serve. Addresses of these

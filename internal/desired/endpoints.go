@@ -24,6 +24,7 @@ type endpoints struct {
 	told    bool       // there was a report
 	gone    bool       // the Service port no longer has the family
 	dirty   bool       // they are in State.dirtyEndpoints
+	waits   bool       // the last Change left them, or their slots, for the next
 	late    bool       // the last Change left them for the next, and it was not the first of their namespace's
 
 	warming    map[Backend]warming // entries that became ready a short time ago

@@ -216,7 +216,9 @@ func checkResidue(s *State, objects *desiredtest.Objects) error {
 		}
 	}
 	objects.Clear(s)
-	s.Change()
+	for s.Change(); s.Pending(); {
+		s.Change()
+	}
 	if n := s.NoLocalEndpoints(); n != (NoLocalEndpoints{}) {
 		return fmt.Errorf("ports without local endpoints after all objects are deleted: %+v", n)
 	}

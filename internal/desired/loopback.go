@@ -59,15 +59,6 @@ func (c *Config) relayed(key FrontendKey) bool {
 	return key.Addr().IsLoopback() && c.relays(FamilyOf(key.Addr()), key.Protocol)
 }
 
-// eachRelay calls do for the relays of a port's NodePort.
-func (s *State) eachRelay(spec *serviceSpec, p *port, do func(FrontendKey, AddressKind, *port)) {
-	for f, ip := range loopbacks {
-		if p.nodePort != 0 && spec.has(Family(f)) && s.config.relays(Family(f), p.protocol) {
-			do(frontendKey(ip, p.nodePort, p), NodePort, p)
-		}
-	}
-}
-
 // refuse adds n Services' claims of the NodePorts that are refused at loopback addresses.
 func (s *State) refuse(spec *serviceSpec, ports []*port, n int) {
 	for f, handled := range s.config.LoopbackNodePorts {
@@ -76,16 +67,6 @@ func (s *State) refuse(spec *serviceSpec, ports []*port, n int) {
 				s.sets[RefusedNodePorts].use(PortOf(f, p.protocol, p.nodePort), n)
 			}
 		}
-	}
-}
-
-// dirtyRelay makes the next Change include the relay to a Service port's endpoints.
-func (s *State) dirtyRelay(e *endpoints) {
-	if !s.config.relays(e.family, e.port.protocol) {
-		return
-	}
-	if f := s.frontends[frontendKey(loopbacks[e.family], e.port.nodePort, e.port)]; f != nil {
-		s.dirtyFrontend(f)
 	}
 }
 

@@ -133,7 +133,8 @@ func (m *model) apply(c *Update) (err error) {
 			case id == NoPool:
 			case p == nil:
 				wrong("frontend %s has pool %d, which does not exist", f.FrontendKey, id)
-			case p.service != f.Service || p.family != FamilyOf(f.Addr()) || p.sticky != (f.Affinity != 0), p.ipvs != (id == f.VirtualServer()):
+			case p.service != f.Service || p.family != FamilyOf(f.Addr()) || p.sticky != (f.Affinity != 0),
+				p.ipvs != (id == f.VirtualServer()) && !(f.Passes && len(p.backends) == 0):
 				wrong("frontend %s of %s has a pool of %s", f.FrontendKey, f.Service, p.service)
 			}
 		}
@@ -143,9 +144,11 @@ func (m *model) apply(c *Update) (err error) {
 			if has[member] == added {
 				wrong("%s %s: added %t, existed %t", Set(set), member, added, has[member])
 			}
-			for other := range has {
-				if added && member.Bits != 0 && member.Prefix().Overlaps(other.Prefix()) {
-					wrong("ServiceCIDR %s is added beside %s", member, other)
+			if added && member.Bits != 0 {
+				for other := range has {
+					if member.Prefix().Overlaps(other.Prefix()) {
+						wrong("ServiceCIDR %s is added beside %s", member, other)
+					}
 				}
 			}
 			if has[member] = true; !added {
@@ -166,7 +169,7 @@ func (m *model) apply(c *Update) (err error) {
 		}
 		for _, key := range stale.Frontends {
 			_, owned := m.owner(key)
-			itself := stale.Only && slices.Contains(stale.Backends, NewBackend(key.AddrPort))
+			itself := stale.Only && slices.Contains(stale.Backends, itself(key))
 			if !owned && !itself || key.OnNode() || key.Protocol != stale.Protocol {
 				wrong("flows to %s are stale, but no such frontend exists", key)
 			}
@@ -220,7 +223,7 @@ func (m *model) step(s *State, flows *modelFlows) error {
 func (m *model) String() string {
 	var lines []string
 	for _, f := range m.frontends {
-		lines = append(lines, fmt.Sprintf("%s %s %s %d %v %t %s %t -> %s, from outside %s", f.FrontendKey, f.Kind, f.Service, f.Affinity, f.Sources, f.SlowPath, f.Scheduler, f.IPVS, m.pools[f.Pool], m.pools[f.LocalPool]))
+		lines = append(lines, fmt.Sprintf("%s %s %s %d %v %t %s %t %v %t -> %s, from outside %s", f.FrontendKey, f.Kind, f.Service, f.Affinity, f.Sources, f.SlowPath, f.Scheduler, f.IPVS, f.Limits, f.Passes, m.pools[f.Pool], m.pools[f.LocalPool]))
 	}
 	for _, p := range m.pools {
 		lines = append(lines, p.String())
@@ -268,4 +271,13 @@ func names[T interface {
 	}
 	slices.Sort(all)
 	return strings.Join(all, " ")
+}
+
+// itself is the destination of a flow that is not translated. Those in a range have no port.
+func itself(key FrontendKey) Backend {
+	b := NewBackend(key.AddrPort)
+	if key.IsRange() {
+		b.port = 0
+	}
+	return b
 }

@@ -47,7 +47,7 @@ func (f *modelFlows) check(s *State, m *model, u *Update) error {
 	for flow := range f.flows {
 		owner, owned := m.owner(flow.to)
 		switch {
-		case !owned && flow.backend == NewBackend(flow.to.AddrPort):
+		case !owned && flow.backend == itself(flow.to):
 		case !owned:
 			return fmt.Errorf("a flow to %s stays with %s, but there is no such frontend: %v", flow.to, flow.backend, stale)
 		case !servesIn(s, owner, flow.backend) && !m.uses(s, owner, flow.backend):
@@ -59,7 +59,7 @@ func (f *modelFlows) check(s *State, m *model, u *Update) error {
 		if _, stays := f.flows[flow]; stays {
 			continue
 		}
-		if !owned && by == (ServicePort{}) && flow.backend == NewBackend(flow.to.AddrPort) {
+		if !owned && by == (ServicePort{}) && flow.backend == itself(flow.to) {
 			return fmt.Errorf("a flow to %s, which is no frontend, is deleted: %v", flow.to, stale)
 		}
 		if owned && by == owner.Service && servesIn(s, owner, flow.backend) {
@@ -114,7 +114,7 @@ func (f *modelFlows) send(s *State, m *model) {
 	for to := range f.destinations {
 		owner, owned := m.owner(to)
 		if !owned {
-			f.flows[modelFlow{to, NewBackend(to.AddrPort)}] = ServicePort{}
+			f.flows[modelFlow{to, itself(to)}] = ServicePort{}
 			continue
 		}
 		for _, id := range owner.Pools() {

@@ -54,7 +54,7 @@ func rank(e, nodePort *frontend) (winner, loser claim) {
 // serves reports whether a frontend is programmed.
 func (s *State) serves(f *frontend) bool {
 	return f != nil && len(f.claims) > 0 && (f.claims[0].kind <= NodePort || s.nodePortAt(f.key) == nil && !s.isAPIServer(f.key)) &&
-		!f.outranked() && !s.isNodes(f)
+		(f.winner == nil || !f.winner.key.IsRange()) && !s.isNodes(f)
 }
 
 // apiServer is the Service whose endpoints are the API servers.

@@ -5,11 +5,14 @@ package desired
 import (
 	"fmt"
 	"math"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"reflect"
 	"regexp"
+	"slices"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -127,6 +130,84 @@ func TestNoAnnotationCounts(t *testing.T) {
 		}
 		if reflect.DeepEqual(yes, parse(svc, slice)) {
 			t.Errorf("%s does not count where it may", annotation)
+		}
+	}
+}
+
+// TestSwitch switches the annotations of a namespace on and off, as a label of its Namespace does, while Services use what
+// they can do: outlier detection ejects, an endpoint is warming, ranges are served, connections are limited, packets pass.
+// Each time, the content is that of Services with, or without, the annotations.
+func TestSwitch(t *testing.T) {
+	all := map[string]string{
+		AnnotationScheduler: "maglev", AnnotationOutliers: EjectOutliers, AnnotationPortRanges: "udp/100-200, tcp/5-9",
+		AnnotationMaxConnections: "100", AnnotationMaxPerClient: "10", AnnotationRatePerClient: "5/s", AnnotationLimitAction: "drop",
+		AnnotationFailover: "passthrough", AnnotationFastPath: "off", AnnotationLocalZone: "80",
+	}
+	setup := func(c Config, annotations map[string]string) *State {
+		s := New(c)
+		s.SetNamespace(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "x", Labels: map[string]string{"allowed": "yes"}}})
+		s.Full()
+		s.Advance(time.Unix(1000, 0))
+		spec := corev1.ServiceSpec{ExternalIPs: []string{"192.0.2.1"}}
+		addService(s, "x", 1, 2, 4, spec, annotations, "")
+		spec.ExternalIPs = []string{"192.0.2.2"}
+		addService(s, "x", 2, 1, 0, spec, annotations, "")
+		s.Silent("x", NewBackend(netip.MustParseAddrPort("10.244.0.1:1")), true)
+		s.Silent("x", NewBackend(netip.MustParseAddrPort("10.244.0.2:1")), true)
+		return s
+	}
+	s, m := setup(Config{NodeName: "n1", Annotated: func(l map[string]string) bool { return l["allowed"] == "yes" }}, all), newModel()
+	if err := m.apply(s.Full()); err != nil {
+		t.Fatal(err)
+	}
+	with := setup(Config{NodeName: "n1"}, all)
+	without := setup(Config{NodeName: "n1"}, nil)
+	for i := range 5 {
+		label, like := "yes", with
+		if i%2 == 1 {
+			label, like = "no", without
+		}
+		s.SetNamespace(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "x", Labels: map[string]string{"allowed": label}}})
+		for first := true; first || s.Pending(); first = false {
+			if err := m.apply(s.Change()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want := newModel()
+		if err := want.apply(like.Full()); err != nil || m.String() != want.String() {
+			t.Errorf("%s: %v\n%s\nwant\n%s", label, err, m, want)
+		}
+		ranges, limited, passes, slow, ejected := 0, 0, 0, 0, 0
+		for _, f := range m.frontends {
+			ranges += map[bool]int{true: 1}[f.IsRange()]
+			limited += map[bool]int{true: 1}[f.Limits != Limits{}]
+			passes += map[bool]int{true: 1}[f.Passes]
+			slow += map[bool]int{true: 1}[f.SlowPath]
+		}
+		for _, p := range m.pools {
+			ejected += map[bool]int{true: 1}[len(p.backends) == 2]
+		}
+		got, none := []int{ranges, limited, passes, slow, ejected}, []int{0, 0, 0, 0, 0}
+		if slices.Equal(got, none) != (label == "no") || label == "yes" && slices.Contains(got, 0) || s.Detecting() != (label == "yes") {
+			t.Errorf("%s: %v ranges, limits, passing, slow, ejected", label, got)
+		}
+	}
+	// Slow start counts for endpoints that become ready while it does.
+	for i, label := range []string{"yes", "no", "yes"} {
+		s.SetNamespace(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "x", Labels: map[string]string{"allowed": label}}})
+		addService(s, "x", 3, 1, 1+i, corev1.ServiceSpec{}, map[string]string{AnnotationSlowStart: "1h"}, "")
+		weights := 0
+		for first := true; first || s.Pending(); first = false {
+			for _, p := range s.Change().Pools {
+				for _, w := range p.Weights {
+					if w.Weight != DefaultWeight {
+						weights++
+					}
+				}
+			}
+		}
+		if on := label == "yes"; s.Warming() != on || i > 0 && on != (weights > 0) {
+			t.Errorf("%s: warming %t, %d weights", label, s.Warming(), weights)
 		}
 	}
 }

@@ -2,11 +2,6 @@
 
 package desired
 
-import (
-	corev1 "k8s.io/api/core/v1"
-	"k8s.io/utils/ptr"
-)
-
 // This file decides which endpoints of a Service port become its backends. Decisions
 // are made from counts (tally), so that their cost does not depend on the number of
 // endpoints. All endpoints of a Service port are visited only when its choice changes.
@@ -90,13 +85,6 @@ type policy struct {
 
 	byZone    bool  // connections are divided by zone (AnnotationLocalZone)
 	localZone uint8 // percent of them that stay in this node's zone
-}
-
-func policyOf(svc *corev1.Service) policy {
-	return policy{
-		internalLocal: ptr.Deref(svc.Spec.InternalTrafficPolicy, "") == corev1.ServiceInternalTrafficPolicyLocal,
-		externalLocal: svc.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal,
-	}
 }
 
 // scopes returns the scopes of a frontend's pools by its kind: the scope for traffic

@@ -2,6 +2,8 @@
 
 package desired
 
+import "slices"
+
 // poolKind is a Scope, plus the flag byIPVS for a pool of virtual servers. A Service port has up to one
 // pool of each kind.
 type poolKind uint8
@@ -55,11 +57,14 @@ func (p *pool) takes(e *entry) bool {
 // changed completes a change that has the added and removed backends. It reports whether
 // anything differs from the last report, and marks the pool as reported.
 func (p *pool) changed(c *PoolChange, s *State) bool {
-	c.Algorithm = s.algorithm(p.of.port.service)
+	waits := p.of.waits && !p.reported
+	if !waits {
+		c.Algorithm = s.algorithm(p.of.port.service)
+	}
 	if c.Algorithm.Hashes() {
 		c.TableSize = uint32(s.config.tableSize(p.backends()))
 	}
-	p.weigh(c, s.slots.over(p.of.port.service), s.config.Loads)
+	p.weigh(c, waits || s.slots.over(p.of.port.service), s.config.Loads)
 	c.New, c.Gone = !p.reported, p.gone
 	differs := c.New || c.Gone || len(c.Added)+len(c.Removed)+len(c.Weights) > 0 || c.IfEmpty != p.ifEmpty || c.Balance != p.balance
 	p.reported, p.ifEmpty, p.balance = true, c.IfEmpty, c.Balance
@@ -123,14 +128,9 @@ func (p *pool) lacksLocal() (l missingLocal) {
 		return l
 	}
 	l.internal = spec.policy.internalLocal
-	l.external = spec.policy.externalLocal && spec.isExternal(p.of.port.nodePort, p.of.family)
+	l.external = spec.policy.externalLocal && (p.of.port.nodePort != 0 ||
+		slices.ContainsFunc(spec.external, func(a externalAddr) bool { return FamilyOf(a.ip) == p.of.family }))
 	return l
-}
-
-func (s *State) updateNoLocal(p *pool) {
-	s.countNoLocal(p, -1)
-	p.missing = p.lacksLocal()
-	s.countNoLocal(p, 1)
 }
 
 func (s *State) countNoLocal(p *pool, n int) {

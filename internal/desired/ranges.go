@@ -233,9 +233,6 @@ func (s *State) decideBetween(f, r *frontend, losses map[loss]*frontend) {
 	}
 }
 
-// outranked reports whether a range has the ports of a frontend.
-func (f *frontend) outranked() bool { return f.winner != nil && f.winner.key.IsRange() }
-
 // isNodes reports whether a range is at an address of a Node, whose programs need ports that Kubernetes does
 // not know. An interface may have the address of a load balancer: only SSH and the kubelet keep their ports there.
 func (s *State) isNodes(r *frontend) bool {

@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 )
 
 // labelProxyName assigns a Service to another proxy, whatever its value. The label is
@@ -92,17 +93,16 @@ func (spec *serviceSpec) has(f Family) bool {
 	return slices.ContainsFunc(spec.clusterIPs, func(ip netip.Addr) bool { return FamilyOf(ip) == f })
 }
 
-func (spec *serviceSpec) isExternal(nodePort uint16, f Family) bool {
-	return nodePort != 0 || slices.ContainsFunc(spec.external, func(a externalAddr) bool { return FamilyOf(a.ip) == f })
-}
-
 // compactService extracts the serviceSpec. It returns nil for a Service that this proxy
 // does not handle.
 func (s *State) compactService(in *corev1.Service) *serviceSpec {
 	if _, otherProxy := in.Labels[labelProxyName]; otherProxy || in.Spec.Type == corev1.ServiceTypeExternalName {
 		return nil
 	}
-	out := &serviceSpec{policy: policyOf(in)}
+	out := &serviceSpec{policy: policy{
+		internalLocal: ptr.Deref(in.Spec.InternalTrafficPolicy, "") == corev1.ServiceInternalTrafficPolicyLocal,
+		externalLocal: in.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal,
+	}}
 	if t := in.CreationTimestamp; !t.IsZero() {
 		out.created = t.Unix()
 	}
@@ -187,7 +187,8 @@ func (s *State) externalAddrs(out *serviceSpec, in *corev1.Service) {
 	}
 	for i, text := range externalIPs {
 		field := fmt.Sprintf("spec.externalIPs[%d]", i)
-		if ip, ok := parseAddr(text); ok && !s.config.takesExternal(ip) {
+		ip, ok := parseAddr(text)
+		if ranges := s.config.ExternalIPs; ok && len(ranges) > 0 && !slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Contains(ip) }) {
 			s.serviceProblem(in, field, text+" is in none of the node's externalIPRanges")
 			continue
 		}
@@ -199,10 +200,6 @@ func (s *State) externalAddrs(out *serviceSpec, in *corev1.Service) {
 		}
 		add(LoadBalancerIP, fmt.Sprintf("status.loadBalancer.ingress[%d].ip", i), ingress.IP)
 	}
-}
-
-func (c *Config) takesExternal(ip netip.Addr) bool {
-	return len(c.ExternalIPs) == 0 || slices.ContainsFunc(c.ExternalIPs, func(p netip.Prefix) bool { return p.Contains(ip) })
 }
 
 // affinitySteps are the steps of timeouts of session affinity, in seconds. There are at most 250 timeouts, because each

@@ -40,18 +40,15 @@ func Disjoint(all []netip.Prefix) (out []netip.Prefix) {
 	for i := range all {
 		all[i] = all[i].Masked()
 	}
-	slices.SortFunc(all, comparePrefix)
+	slices.SortFunc(all, func(a, b netip.Prefix) int { // larger ranges first
+		return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
+	})
 	for _, p := range all {
 		if n := len(out); n == 0 || !out[n-1].Overlaps(p) {
 			out = append(out, p)
 		}
 	}
 	return out
-}
-
-// comparePrefix orders ranges by family and address, and larger ranges first.
-func comparePrefix(a, b netip.Prefix) int {
-	return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
 }
 
 // deriveSources computes spec.sources from a Service's source ranges. If the ranges

@@ -55,6 +55,7 @@ type State struct {
 
 	slots    budget
 	elements budget
+	ranges   budget
 	limited  map[*service]bool // Services with limits
 	leftOut  []*service        // as the kernel has refused them
 
@@ -93,6 +94,7 @@ func New(c Config) *State {
 		permits:      permits{map[string]bool{}, map[string]map[string]metav1.Object{}},
 		slots:        newBudget(cmp.Or(c.NamespaceSlots, MaxSlots), 0, namespacesSlots),
 		elements:     newBudget(elements, elements*256/MaxElements, namespacesElements),
+		ranges:       newBudget(MaxRanges, 0, namespacesRanges),
 	}
 	s.reportedLocal = s.local()
 	s.node.primary = c.NodeIP
@@ -248,6 +250,10 @@ func (s *State) serve(svc *service) {
 	spec := svc.wanted
 	if svc.refused || s.elements.over(svc) {
 		spec = nil
+	} else if s.ranges.over(svc) {
+		without := *spec
+		without.ports, without.portRanges = spec.ports[spec.portRanges:], 0
+		spec = &without
 	}
 	if spec == svc.spec {
 		s.deleteIfUnused(svc)

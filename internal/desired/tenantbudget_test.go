@@ -4,7 +4,9 @@ package desired
 
 import (
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -68,7 +70,7 @@ func TestHonestServices(t *testing.T) {
 		switch i % 100 {
 		case 0:
 			annotations = map[string]string{AnnotationScheduler: "maglev"}
-			ports, endpoints = 1, 1+i%10
+			ports, endpoints = 1, 1+i/100%10
 		case 1, 2:
 			annotations = map[string]string{AnnotationScheduler: "lc"}
 		case 3, 4:
@@ -95,14 +97,14 @@ func TestHonestServices(t *testing.T) {
 		case 16:
 			annotations = map[string]string{AnnotationLocalZone: "80", AnnotationFastPath: "off"}
 		}
-		if i%100 == 0 && i >= 5000 { // half of them: 50 tables in two families
+		if i%100 == 0 && i >= 2500 || i%200 == 116 { // rather few: 25 tables in two families, and 50 of slots for zones
 			annotations = nil
 		}
 		addService(s, "default", i, ports, endpoints, spec, annotations, weight)
 	}
 	u := s.Full()
 	all, special := served(s)
-	if len(u.Problems) != 0 || len(all) != 10000 || len(special) != 450 {
+	if len(u.Problems) != 0 || len(all) != 10000 || len(special) != 425 {
 		t.Errorf("%d Services, %d of them special, problems %v", len(all), len(special), u.Problems)
 	}
 	for _, b := range []budget{s.slots, s.elements} {
@@ -197,6 +199,63 @@ func TestNamespaceElements(t *testing.T) {
 	}
 }
 
+// TestNamespaceRanges: the Services of a namespace with the most ranges of ports lose these, and keep their ports. Those of
+// others keep theirs.
+func TestNamespaceRanges(t *testing.T) {
+	s, m := New(Config{}), newModel()
+	want := func(what string, problems int, ranges map[string]int) {
+		t.Helper()
+		u := s.Change()
+		for u.Rebuild {
+			u = s.Full()
+		}
+		if err := m.apply(u); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		got, ports := map[string]int{}, map[string]int{}
+		for _, f := range m.frontends {
+			if name := f.Service.Owner().String(); f.IsRange() {
+				got[name]++
+			} else {
+				ports[name]++
+			}
+		}
+		if !maps.Equal(got, ranges) || len(u.Problems) != problems || len(ports) != s.Services() {
+			t.Errorf("%s: ranges %v, want %v; ports %v; problems %v", what, got, ranges, ports, u.Problems)
+		}
+	}
+	spec := func(addresses int) (spec corev1.ServiceSpec) {
+		for i := range addresses - 2 {
+			spec.ExternalIPs = append(spec.ExternalIPs, fmt.Sprintf("198.18.%d.%d", addresses, i))
+		}
+		return spec
+	}
+	var all []string
+	for i := range 16 {
+		all = append(all, fmt.Sprintf("udp/%d-%d", 1000+10*i, 1005+10*i))
+	}
+	ranges := map[string]string{AnnotationPortRanges: strings.Join(all, ",")}
+	addService(s, "victim", 1, 1, 1, corev1.ServiceSpec{}, ranges, "")
+	addService(s, "x", 1, 1, 1, spec(30), ranges, "")
+	addService(s, "x", 2, 1, 1, spec(34), ranges, "")
+	s.Full()
+	m.apply(s.Full())
+	want("all that there may be", 0, map[string]int{"victim/s1": 32, "x/s1": 480, "x/s2": 544})
+	addService(s, "x", 3, 1, 1, corev1.ServiceSpec{}, ranges, "")
+	want("more", 1, map[string]int{"victim/s1": 32, "x/s1": 480, "x/s3": 32})
+	addService(s, "x", 2, 1, 1, spec(33), ranges, "")
+	want("still more", 0, map[string]int{"victim/s1": 32, "x/s1": 480, "x/s3": 32})
+	s.DeleteService("x", "s1")
+	want("less", 0, map[string]int{"victim/s1": 32, "x/s2": 528, "x/s3": 32})
+	for i := range 500 {
+		addService(s, "y", i, 1, 0, corev1.ServiceSpec{}, ranges, "")
+	}
+	s.Change()
+	if n := len(s.ranges.tenants["y"].needs); s.ranges.tenants["y"].kept > MaxRanges || n != 500 {
+		t.Errorf("%d Services have %d ranges", n, s.ranges.tenants["y"].kept)
+	}
+}
+
 // TestSmallServicesMakeNoRoom has a thousand Services that need little. A large one has not more room because of them.
 func TestSmallServicesMakeNoRoom(t *testing.T) {
 	s := New(Config{})
@@ -275,6 +334,51 @@ func TestLargeChangeIsSplit(t *testing.T) {
 	if fresh := newModel(); replaced < 130000 || changes > 17 || fresh.apply(s.Full()) != nil || fresh.String() != m.String() {
 		t.Errorf("%d changes with %d endpoints", changes, replaced)
 	}
+}
+
+// TestNewTablesAreSplit: all Service ports that come have endpoints at once, and one after the other gets its Maglev table.
+// Those that go lose theirs one after the other, too. Nobody else waits for all of them.
+func TestNewTablesAreSplit(t *testing.T) {
+	s, m := New(Config{NodeName: "n1"}), newModel()
+	if err := m.apply(s.Full()); err != nil {
+		t.Fatal(err)
+	}
+	apply := func(what string, endpoints, most int) {
+		t.Helper()
+		addService(s, "victim", 1, 1, endpoints, corev1.ServiceSpec{}, nil, "")
+		changes := 0
+		for ; changes == 0 || s.Pending(); changes++ {
+			u, slots, victim := s.Change(), 0, false
+			for _, p := range u.Pools {
+				if p.Gone {
+					slots += int(m.pools[p.ID].balance.TableSize)
+				}
+				slots += int(p.TableSize)
+				victim = victim || p.Service.Namespace == "victim"
+			}
+			if err := m.apply(u); err != nil || len(u.Problems) > 0 {
+				t.Fatalf("%s: %v %v", what, err, u.Problems)
+			}
+			if changes == 0 != victim || slots > 16381 || slots == 0 && len(u.Frontends) == 0 {
+				t.Errorf("%s: change %d has %d slots; of the victim: %t", what, changes, slots, victim)
+			}
+			for _, f := range m.frontends {
+				if len(m.pools[f.Pool].backends) == 0 {
+					t.Fatalf("%s: %s has no endpoint", what, f.FrontendKey)
+				}
+			}
+		}
+		if fresh := newModel(); changes != most || fresh.apply(s.Full()) != nil || fresh.String() != m.String() {
+			t.Errorf("%s: %d changes, and the content is that of a start: %t", what, changes, fresh.String() == m.String())
+		}
+	}
+	addService(s, "x", 1, 4, 1000, corev1.ServiceSpec{}, maglev, "")
+	apply("created", 1, 8)
+	s.DeleteService("x", "s1")
+	addService(s, "x", 2, 4, 1000, corev1.ServiceSpec{}, maglev, "")
+	apply("replaced", 2, 16)
+	s.DeleteService("x", "s2")
+	apply("deleted", 3, 8)
 }
 
 // TestEndOfTablesIsSplit: Maglev tables that go cost as much as those that come. Events of the namespace do not wait for

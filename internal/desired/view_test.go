@@ -16,8 +16,8 @@ func checkViews(s *State) error {
 	want, got := map[key][]string{}, map[key][]string{}
 	full := s.Reported()
 	for _, p := range full.Pools {
-		if s.pools[p.ID].of.poolIn(p.Scope).id != p.ID {
-			continue // one of another kind has the same backends
+		if shown := s.pools[p.ID].of.poolIn(p.Scope); shown == nil || shown.id != p.ID {
+			continue // one of another kind has the same backends, or packets are passed on
 		}
 		k := key{p.Service.String(), s.pools[p.ID].of.port.protocol.String(), p.Family.String(), p.Scope.String()}
 		for _, b := range p.Added {

@@ -187,6 +187,19 @@ var Workloads = map[string]func(n int){
 		}
 		s.Change()
 	},
+	"ranges at one address, one after the other": func(n int) {
+		s := New(Config{})
+		s.ranges = newBudget(64, 0, namespacesRanges) // instead of MaxRanges, which n does not reach
+		for i := range n {
+			s.SetService(&corev1.Service{
+				ObjectMeta: metav1.ObjectMeta{
+					Namespace: "a", Name: fmt.Sprint("s", i), Annotations: map[string]string{AnnotationPortRanges: fmt.Sprintf("tcp/%d-%d", i*60+1, i*60+90)},
+				},
+				Spec: corev1.ServiceSpec{ClusterIP: fmt.Sprintf("10.96.%d.%d", i>>8, i&255), ExternalIPs: []string{"192.0.2.1"}, Ports: []corev1.ServicePort{{Port: 80}}},
+			})
+			s.Change()
+		}
+	},
 	"many ranges": func(n int) {
 		var all []string
 		for i := range 10 * n {

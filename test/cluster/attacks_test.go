@@ -16,6 +16,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 )
@@ -136,6 +137,39 @@ var attacks = []attack{
 			func(ctx context.Context, c *tenants, i int) error {
 				return c.set(ctx, sliceOf("x", "x", 65, 1000, i%2*1000))
 			})},
+	{name: "32,000 endpoints of ports that are all renamed", write: rename(32)},
+	{name: "8 Maglev tables of ports that are all renamed", write: rename(8, desired.AnnotationScheduler, "maglev")},
+	{name: "a Service with 64,000 endpoints that is beyond the limit in turn",
+		write: func(ctx context.Context, c *tenants, i int) error {
+			switch i {
+			case 0:
+				return c.set(ctx, serviceOf("x", 64))
+			case 1:
+				return c.set(ctx, sliceOf("x", "x", 64, 1000, 0))
+			case 2:
+				return c.set(ctx, sliceOf("y", "y", 3, 1000, 0))
+			}
+			return c.set(ctx, serviceOf("y", of(i, 1, 3)))
+		}},
+	{name: "NetworkPolicies that change with each write",
+		write: func(ctx context.Context, c *tenants, i int) error {
+			all := c.client.NetworkingV1().NetworkPolicies(attackerNamespace)
+			policy := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: "x", Labels: map[string]string{"turn": fmt.Sprint(i)}}}
+			if i == 0 {
+				_, err := all.Create(ctx, policy, metav1.CreateOptions{})
+				return err
+			}
+			policy.Spec.PodSelector.MatchLabels = policy.Labels
+			_, err := all.Update(ctx, policy, metav1.UpdateOptions{})
+			return err
+		}},
+	{name: "a slice that moves to another Service with each write",
+		write: func(ctx context.Context, c *tenants, i int) error {
+			if i < 10 {
+				return c.set(ctx, serviceOf(fmt.Sprint("x", i), 2))
+			}
+			return c.set(ctx, sliceOf(fmt.Sprint("x", i%12), "x", 2, 1000, 0)) // two names that no Service has
+		}},
 	{name: "one external IP for all Services",
 		write: func(ctx context.Context, c *tenants, i int) error {
 			svc := serviceOf(fmt.Sprint("x", i%300), 10)
@@ -465,6 +499,20 @@ var attacks = []attack{
 				at := time.Now().Add(of(i, -time.Hour, time.Hour, -100*365*24*time.Hour)).Format(time.RFC3339)
 				return c.set(ctx, sliceOf("x", "x", 1, 1, i, corev1.EndpointsLastChangeTriggerTime, at))
 			})},
+}
+
+// rename has a Service of which all ports come and go, each with 1,000 endpoints.
+func rename(ports int, annotations ...string) write {
+	return func(ctx context.Context, c *tenants, i int) error {
+		if i == 1 {
+			return c.set(ctx, sliceOf("x", "x", 2*ports, 1000, 0))
+		}
+		svc := serviceOf("x", ports, annotations...)
+		for j := range svc.Spec.Ports {
+			svc.Spec.Ports[j].Name = fmt.Sprint("p", i%2*ports+j)
+		}
+		return c.set(ctx, svc)
+	}
 }
 
 // clients has a Service with an endpoint in the attacker's pod, and connects to it from addresses in 10.NET.0.0/16.

@@ -307,6 +307,7 @@ func (c *tenants) clean(t *testing.T) {
 	admin := c.Plane.Client
 	c.check(admin.DiscoveryV1().EndpointSlices(attackerNamespace).DeleteCollection(t.Context(), now, all))
 	c.check(admin.CoreV1().Pods(attackerNamespace).DeleteCollection(t.Context(), now, all))
+	c.check(admin.NetworkingV1().NetworkPolicies(attackerNamespace).DeleteCollection(t.Context(), now, metav1.ListOptions{}))
 	c.check(admin.CoreV1().RESTClient().Delete().Namespace(attackerNamespace).Resource("services").
 		Param("labelSelector", all.LabelSelector).Do(t.Context()).Error())
 	n := len(c.victim.changed())
