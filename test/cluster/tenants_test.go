@@ -47,7 +47,7 @@ const (
 )
 
 // oneCommit is how long the proxy may take for the victim's changes, in an attack, though they took less than half of it
-// before: they wait for the commit that is under way. That of a Maglev table of 65,521 slots given anew takes 200 ms.
+// before: they wait for the commit that is under way, such as one of 50,000 new endpoints.
 const oneCommit = 250 * time.Millisecond
 
 // The namespaces of the campaign.
