@@ -14,8 +14,8 @@ import (
 // Loads counts the connections of backends, as implemented by load.Counter, for
 // desired.Config.Loads.
 type Loads interface {
-	// Update counts until now. A function says which handshakes are watched.
-	Update(ctx context.Context, watch func(desired.FrontendKey, desired.Backend) (namespace string)) error
+	// Update counts until now, or without loads only watches handshakes. A function says which.
+	Update(ctx context.Context, loads bool, watch func(desired.FrontendKey, desired.Backend) (namespace string)) error
 
 	// Handshakes returns the backends that have answered clients since the last call, and those that are failing.
 	Handshakes() []desired.Handshake
@@ -65,7 +65,7 @@ func (p *Proxy) stopLoads() {
 // updateLoads updates the loads. Once in a desired.LoadPeriod, it has the next change follow them.
 func (p *Proxy) updateLoads(ctx context.Context) {
 	l := &p.loads
-	err := p.options.Loads.Update(ctx, func(to desired.FrontendKey, b desired.Backend) string {
+	err := p.options.Loads.Update(ctx, p.state.FollowsLoads(), func(to desired.FrontendKey, b desired.Backend) string {
 		_, service := p.state.DetectionOf(to, b)
 		return service.Namespace
 	})

@@ -33,7 +33,7 @@ type clinic struct {
 	hang       bool  // probes take their whole time
 }
 
-func (c *clinic) Update(context.Context, func(desired.FrontendKey, desired.Backend) string) error {
+func (c *clinic) Update(context.Context, bool, func(desired.FrontendKey, desired.Backend) string) error {
 	return nil
 }
 func (c *clinic) Handshakes() []desired.Handshake { return c.handshakes }
@@ -127,14 +127,19 @@ func TestOutlierErrors(t *testing.T) {
 func TestOutlierTriedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := ill(t, syscall.ECONNREFUSED)
-		in := 0
+		x := c.outlier(c.handshakes[0])
+		in, tries, back := 0, 0, x.back
 		for range 3600 {
-			if c.pass(t, time.Second); c.outlier(c.handshakes[0]).out.IsZero() {
+			if c.pass(t, time.Second); x.out.IsZero() {
 				in++
 			}
+			if x.back != back {
+				tries++
+			}
+			back = x.back
 		}
-		if in > 12 {
-			t.Errorf("it gets connections for %d s of an hour", in)
+		if tries < 5 || in > 12 {
+			t.Errorf("in an hour, it is tried %d times and gets connections for %d s", tries, in)
 		}
 	})
 }
@@ -245,6 +250,80 @@ func TestOutlierSlots(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestOutlierLoss: for an hour, 1 % of all packets to and from 1,000 healthy endpoints are lost, those of handshakes and of
+// probes. A policy drops the only client of some others, and one drops this node's probes of further ones, which at times
+// answer no client either. None is ejected.
+func TestOutlierLoss(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const namespaces, endpoints = 5, 220
+		type endpoint struct {
+			desired.Handshake
+			i, unanswered int
+			random        *rand.Rand // each has its own, so that a run is like the next one
+		}
+		c, byAddress := newClinic(namespaces, endpoints), map[netip.Addr]*endpoint{}
+		var all []*endpoint
+		for n := range namespaces {
+			for i := range endpoints {
+				x := &endpoint{c.clients(n, i, false), i, 0, rand.New(rand.NewPCG(uint64(n), uint64(i)))}
+				all, byAddress[x.Backend.Addr()] = append(all, x), x
+			}
+		}
+		lost := func(x *endpoint) bool { return x.i >= 20 && (x.random.IntN(100) == 0 || x.random.IntN(100) == 0) }
+		var mu sync.Mutex
+		c.options.Probe = func(ctx context.Context, to netip.AddrPort) error {
+			mu.Lock()
+			x := byAddress[to.Addr()]
+			late := lost(x) || x.i >= 10 && x.i < 20
+			mu.Unlock()
+			if c.probes.Add(1); late {
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			return nil
+		}
+		suspects, out := 0, 0
+		for second := range 3600 {
+			c.handshakes = nil
+			mu.Lock()
+			for _, x := range all {
+				answered := !lost(x)
+				switch {
+				case x.i < 10:
+					answered = second < 300 // until this node knows that it answers
+				case x.i < 20:
+					answered = second%60 < 50
+				}
+				if x.unanswered++; answered {
+					x.unanswered = 0
+				}
+				if x.Failing = x.unanswered >= 3; x.Failing || x.unanswered == 0 {
+					c.handshakes = append(c.handshakes, x.Handshake)
+				}
+				if x.unanswered == 3 && x.i >= 20 {
+					suspects++
+				}
+			}
+			mu.Unlock()
+			c.watchHandshakes(t.Context())
+			time.Sleep(time.Second)
+			for synctest.Wait(); len(c.outliers.done) > 0; {
+				(<-c.outliers.done)()
+			}
+			for _, tenant := range c.outliers.tenants {
+				for _, x := range tenant.known {
+					if !x.out.IsZero() {
+						out++
+					}
+				}
+			}
+		}
+		if t.Logf("%d suspicions, %d probes", suspects, c.probes.Load()); out > 0 || suspects < 10 {
+			t.Errorf("%d suspicions, endpoints were out for %d s", suspects, out)
+		}
+	})
 }
 
 // TestOutlierAdversary has endpoints die, flap and refuse, and hostile clients whose connections to healthy endpoints fail, at

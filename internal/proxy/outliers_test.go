@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -256,38 +257,50 @@ func TestOutlierAffinity(t *testing.T) {
 	w.until("another endpoint", func() bool { to := w.connect(); return to != 0 && to != first && w.ejected() == 1 })
 }
 
-// BenchmarkOutlier has one of ten endpoints become a black hole. It reports the share of a client's connections that have no
-// answer in 200 ms, until the endpoint is ejected and after that, and the time until then.
+// BenchmarkOutlier has endpoints become black holes: one of ten, for a client that connects one connection after the other, and
+// those of one of three nodes, for ten clients at once. It reports the share of connections that have no answer in 200 ms,
+// until all of these are ejected and after that, and the time until then.
 func BenchmarkOutlier(b *testing.B) {
-	w := newWard(b, 10, "on")
-	w.healthy(10, true)
-	var before, after, seconds []float64
-	fails := func(n *[2]float64) {
-		if n[1]++; w.connect() == 0 {
-			n[0]++
-		}
-	}
-	for b.Loop() {
-		w.until("trusted no more", func() bool {
-			return w.count(func(x *outlier) bool { return time.Now().Before(x.due) }) == 0
+	for _, c := range []struct {
+		name                     string
+		endpoints, dead, clients int
+	}{{"endpoint", 10, 1, 1}, {"node", 9, 3, 10}} {
+		b.Run(c.name, func(b *testing.B) {
+			w := newWard(b, c.endpoints, "on")
+			w.healthy(c.endpoints, true)
+			var before, after, seconds []float64
+			fails := func(while func(n int) bool) float64 {
+				var all, failed atomic.Int32
+				var clients sync.WaitGroup
+				for range c.clients {
+					clients.Go(func() {
+						for while(int(all.Add(1))) {
+							if w.connect() == 0 {
+								failed.Add(1)
+							}
+						}
+					})
+				}
+				clients.Wait()
+				return 100 * float64(failed.Load()) / float64(int(all.Load())-c.clients) // each has counted one that it did not make
+			}
+			for b.Loop() {
+				w.until("trusted no more", func() bool {
+					return w.count(func(x *outlier) bool { return time.Now().Before(x.due) }) == 0
+				})
+				w.drop(fmt.Sprintf("tcp dport %d-%d drop", second, second+c.dead-1))
+				began := time.Now()
+				before = append(before, fails(func(int) bool { return w.ejected() < c.dead }))
+				seconds = append(seconds, time.Since(began).Seconds())
+				after = append(after, fails(func(n int) bool { return n <= 300 }))
+				w.heal()
+				w.until("back", func() bool { return w.ejected() == 0 && w.served(c.endpoints) })
+			}
+			for unit, all := range map[string][]float64{"%-before": before, "%-after": after, "s": seconds} {
+				slices.Sort(all)
+				b.ReportMetric(all[len(all)/2], unit)
+			}
 		})
-		w.drop(fmt.Sprintf("tcp dport %d drop", second))
-		var until, then [2]float64
-		began := time.Now()
-		for w.ejected() == 0 {
-			fails(&until)
-		}
-		seconds = append(seconds, time.Since(began).Seconds())
-		for range 300 {
-			fails(&then)
-		}
-		before, after = append(before, 100*until[0]/until[1]), append(after, 100*then[0]/then[1])
-		w.heal()
-		w.until("back", func() bool { return w.ejected() == 0 && w.served(10) })
-	}
-	for unit, all := range map[string][]float64{"%-before": before, "%-after": after, "s": seconds} {
-		slices.Sort(all)
-		b.ReportMetric(all[len(all)/2], unit)
 	}
 }
 

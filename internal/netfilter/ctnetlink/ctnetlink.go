@@ -61,6 +61,7 @@ const (
 // Bits of an entry's status (enum ip_conntrack_status).
 const (
 	StatusSeenReply = 1 << 1
+	StatusAssured   = 1 << 2
 	StatusDNAT      = 1 << 5
 	StatusOffload   = 1 << 14
 	StatusHWOffload = 1 << 15

@@ -15,6 +15,9 @@ import (
 
 func unwatched(desired.FrontendKey, desired.Backend) string { return "" }
 
+// Filter is that of Counters.
+var Filter = filter
+
 // TestEarly: the table is read again while there are connections from before the first socket for events,
 // and no longer.
 func TestEarly(t *testing.T) {
@@ -41,7 +44,7 @@ func TestEarly(t *testing.T) {
 	await := func(what string, open, early int) {
 		t.Helper()
 		for deadline := time.Now().Add(time.Minute); len(c.open) != open || c.early != early; time.Sleep(10 * time.Millisecond) {
-			if must(c.Update(t.Context(), unwatched)); time.Now().After(deadline) {
+			if must(c.Update(t.Context(), true, unwatched)); time.Now().After(deadline) {
 				t.Fatalf("%s: %d open, %d early, want %d and %d", what, len(c.open), c.early, open, early)
 			}
 		}
@@ -56,7 +59,7 @@ func TestEarly(t *testing.T) {
 	await("after it", 2, 1)
 	read := func() {
 		c.read = time.Time{}
-		must(c.Update(t.Context(), unwatched))
+		must(c.Update(t.Context(), true, unwatched))
 		if c.read.IsZero() {
 			t.Error("the table was not read again")
 		}
@@ -67,19 +70,19 @@ func TestEarly(t *testing.T) {
 	read()
 	await("after the end of the first", 1, 0)
 	c.read = time.Time{}
-	must(c.Update(t.Context(), unwatched))
+	must(c.Update(t.Context(), true, unwatched))
 	if !c.read.IsZero() {
 		t.Error("the table was read again although events tell everything")
 	}
 
 	// A table that took long to read is not read again soon, also while events are lost.
 	c.missing, c.read, c.took = true, time.Now(), time.Hour
-	must(c.Update(t.Context(), unwatched))
+	must(c.Update(t.Context(), true, unwatched))
 	if !c.missing {
 		t.Error("a table that takes an hour was read again at once")
 	}
 	c.read = time.Time{}
-	must(c.Update(t.Context(), unwatched))
+	must(c.Update(t.Context(), true, unwatched))
 	if c.missing {
 		t.Error("the table was not read although events were lost")
 	}

@@ -12,33 +12,37 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// filters are the programs that the kernel runs for each event, by whether IPVS translates. They pass the events of connections
-// that begin, that are answered, closed or reset, or that conntrack forgets. By their status, translated ones can be told, but
-// not those of IPVS.
-var filters = map[bool][]bpf.RawInstruction{false: append(assemble(
-	start(),
-	find(bpf.ExtNetlinkAttr, nl.CTA_STATUS),
-	load(4),
-	unless(bpf.JumpBitsSet, ctnetlink.StatusDNAT, discard),
-), news...), true: news}
-
-var news = assemble(
-	header(4), // nlmsg_type
-	unless(bpf.JumpNotEqual, bigEndian(ctnetlink.MsgDelete), pass),
-	header(6), // nlmsg_flags
-	unless(bpf.JumpBitsNotSet, bigEndian(unix.NLM_F_CREATE), pass),
-	start(),
-	find(bpf.ExtNetlinkAttr, nl.CTA_PROTOINFO),
-	find(bpf.ExtNetlinkAttrNested, nl.CTA_PROTOINFO_TCP),
-	find(bpf.ExtNetlinkAttrNested, nl.CTA_PROTOINFO_TCP_STATE),
-	load(1),
-	unless(bpf.JumpNotEqual, synRecv, pass),
+// filter is the program that the kernel runs for each event. It passes the events of connections that begin, that are answered,
+// or that conntrack forgets. To count loads, it passes those that are closed or reset, too. Otherwise, complete connections
+// are forgotten without an event. By their status, translated ones can be told, but not those of IPVS.
+func filter(ipvs, loads bool) []bpf.RawInstruction {
+	status := slices.Concat(start(), find(bpf.ExtNetlinkAttr, nl.CTA_STATUS), load(4))
+	var parts [][]bpf.Instruction
+	if !ipvs {
+		parts = append(parts, status, unless(bpf.JumpBitsSet, ctnetlink.StatusDNAT, discard))
+	}
+	if !loads {
+		parts = append(parts, status, []bpf.Instruction{bpf.JumpIf{Cond: bpf.JumpBitsNotSet, Val: ctnetlink.StatusAssured, SkipTrue: 3}},
+			header(4), unless(bpf.JumpNotEqual, bigEndian(ctnetlink.MsgDelete), discard))
+	}
+	parts = append(parts,
+		header(4), // nlmsg_type
+		unless(bpf.JumpNotEqual, bigEndian(ctnetlink.MsgDelete), pass),
+		header(6), // nlmsg_flags
+		unless(bpf.JumpBitsNotSet, bigEndian(unix.NLM_F_CREATE), pass),
+		start(),
+		find(bpf.ExtNetlinkAttr, nl.CTA_PROTOINFO),
+		find(bpf.ExtNetlinkAttrNested, nl.CTA_PROTOINFO_TCP),
+		find(bpf.ExtNetlinkAttrNested, nl.CTA_PROTOINFO_TCP_STATE),
+		load(1),
+		unless(bpf.JumpNotEqual, synRecv, pass))
+	if !loads {
+		return assemble(append(parts, []bpf.Instruction{discard})...)
+	}
 	// An event has the state at the time of its report. While both ends close on two processors, none may have one
 	// before TIME_WAIT, which all such connections reach.
-	unless(bpf.JumpGreaterOrEqual, finWait, discard),
-	unless(bpf.JumpNotEqual, lastAck, discard),
-	[]bpf.Instruction{pass},
-)
+	return assemble(append(parts, unless(bpf.JumpGreaterOrEqual, finWait, discard), unless(bpf.JumpNotEqual, lastAck, discard), []bpf.Instruction{pass})...)
+}
 
 var discard, pass = bpf.RetConstant{Val: 0}, bpf.RetConstant{Val: 1 << 16}
 

@@ -35,6 +35,7 @@ type key struct {
 type Counter struct {
 	netns  int
 	ipvs   bool
+	counts bool              // loads; otherwise, it only watches handshakes
 	events *ctnetlink.Events // nil while it does not count
 	table  *ctnetlink.Conn
 
@@ -116,7 +117,7 @@ func New(netns int, ipvs bool) *Counter { return &Counter{netns: netns, ipvs: ip
 
 // start opens the sockets.
 func (c *Counter) start() (err error) {
-	c.events, err = ctnetlink.Listen(c.netns, filters[c.ipvs],
+	c.events, err = ctnetlink.Listen(c.netns, filter(c.ipvs, c.counts),
 		unix.NFNLGRP_CONNTRACK_NEW, unix.NFNLGRP_CONNTRACK_UPDATE, unix.NFNLGRP_CONNTRACK_DESTROY)
 	if err == nil {
 		c.table, err = ctnetlink.Dial(c.netns)
@@ -131,7 +132,7 @@ func (c *Counter) start() (err error) {
 
 // clear has the next Update begin with the table.
 func (c *Counter) clear() {
-	c.open, c.loads, c.changed, c.early, c.missing = nil, map[key]*tally{}, map[key]bool{}, 0, true
+	c.open, c.loads, c.changed, c.early, c.missing = map[uint32]connection{}, map[key]*tally{}, map[key]bool{}, 0, true
 	c.waiting, c.met = map[uint32]bool{}, map[watched]*handshakes{}
 	c.read = time.Time{}
 }
@@ -196,9 +197,14 @@ func (c *Counter) Changed() (all []desired.FrontendKey) {
 // update finds that. After an error, no backend has a load.
 //
 // A function returns the namespace of a backend that clients of a frontend reach, if its handshakes are watched, or "".
-func (c *Counter) Update(ctx context.Context, watch func(desired.FrontendKey, desired.Backend) string) error {
-	c.watch = watch
-	err := c.update(ctx)
+// Without loads, only connections of these count, until they are answered, which takes fewer events.
+func (c *Counter) Update(ctx context.Context, loads bool, watch func(desired.FrontendKey, desired.Backend) string) error {
+	var err error
+	if c.counts != loads {
+		err = c.Stop()
+	}
+	c.counts, c.watch = loads, watch
+	err = errors.Join(err, c.update(ctx))
 	if err != nil {
 		c.clear()
 	}
@@ -222,13 +228,16 @@ func (c *Counter) update(ctx context.Context) error {
 		c.forget()
 	}
 	since := time.Since(c.read) // of a large table, so that reading takes 1 % of the time, or 10 % while events are lost
-	if c.missing && since >= 10*c.took || c.early > 0 && since >= max(readAgain, 100*c.took) {
+	if c.counts && (c.missing && since >= 10*c.took || c.early > 0 && since >= max(readAgain, 100*c.took)) {
 		if err := c.readTable(ctx); err != nil {
 			return err
 		}
 	}
 	lost, err := c.events.Read(c.event)
 	c.missing = c.missing || lost
+	if lost && !c.counts {
+		c.clear() // answers may be among the events
+	}
 	return err
 }
 
@@ -278,7 +287,9 @@ func (c *Counter) event(b []byte) {
 		}
 		c.end(id, answered && e.TCPState != reset)
 	case flags&unix.NLM_F_CREATE != 0:
-		x.namespace = c.watch(key{x.Protocol, x.frontend}.destination(), x.Backend)
+		if x.namespace = c.watch(key{x.Protocol, x.frontend}.destination(), x.Backend); x.namespace == "" && !c.counts {
+			return
+		}
 		if t := c.begin(x, id); t != nil {
 			t.Begun++
 			if x.namespace != "" {
@@ -286,7 +297,9 @@ func (c *Counter) event(b []byte) {
 			}
 		}
 	case e.TCPState == synRecv:
-		c.answer(id)
+		if c.answer(id); !c.counts {
+			c.end(id, true)
+		}
 	}
 }
 

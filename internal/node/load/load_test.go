@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -27,7 +28,7 @@ import (
 // place is a node with a client and a server with several ports, of which the node translates
 // 10.96.0.1:80 and 10.96.0.1:53 to the first of them.
 type place struct {
-	t              *testing.T
+	t              testing.TB
 	node           *lab.Node
 	client, server *lab.Pod
 	counter        *load.Counter
@@ -46,7 +47,7 @@ add rule ip translate prerouting ip daddr 10.96.0.1 meta l4proto { tcp, udp } dn
 
 func unwatched(desired.FrontendKey, desired.Backend) string { return "" }
 
-func newPlace(t *testing.T) *place {
+func newPlace(t testing.TB) *place {
 	t.Helper()
 	kerneltest.Require(t, kerneltest.NFTBinary)
 	l := kerneltest.NewLab(t)
@@ -71,7 +72,7 @@ func newPlace(t *testing.T) *place {
 	return p
 }
 
-func must(t *testing.T, err error) {
+func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
@@ -87,7 +88,7 @@ func (p *place) count() {
 
 func (p *place) load(protocol desired.Protocol) desired.Load {
 	p.t.Helper()
-	must(p.t, p.counter.Update(p.t.Context(), unwatched))
+	must(p.t, p.counter.Update(p.t.Context(), true, unwatched))
 	return p.counter.Of(protocol, desired.NewBackend(backend))
 }
 
@@ -252,7 +253,7 @@ func TestNoEvents(t *testing.T) {
 	silent := func(what string) {
 		t.Helper()
 		for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-			if err := p.counter.Update(t.Context(), unwatched); err != nil {
+			if err := p.counter.Update(t.Context(), true, unwatched); err != nil {
 				if l := p.counter.Of(desired.TCP, desired.NewBackend(backend)); l != (desired.Load{}) || !strings.Contains(err.Error(), "nf_conntrack_events is 0") {
 					t.Errorf("%s: %+v, %v", what, l, err)
 				}
@@ -266,7 +267,7 @@ func TestNoEvents(t *testing.T) {
 	known := func(what string, open int) {
 		t.Helper()
 		for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-			err := p.counter.Update(t.Context(), unwatched)
+			err := p.counter.Update(t.Context(), true, unwatched)
 			if l := p.counter.Of(desired.TCP, desired.NewBackend(backend)); err == nil && l.Open == open {
 				return
 			} else if time.Now().After(deadline) {
@@ -384,15 +385,21 @@ func TestUntranslated(t *testing.T) {
 }
 
 // TestHandshakes: a backend is failing after three connections that have no answer for a second, or are refused, and until
-// the next answer. Two are not enough.
+// the next answer. Two are not enough. That is so while loads are counted, and while they are not.
 func TestHandshakes(t *testing.T) {
+	for _, loads := range []bool{true, false} {
+		t.Run(fmt.Sprint("loads=", loads), func(t *testing.T) { testHandshakes(t, loads) })
+	}
+}
+
+func testHandshakes(t *testing.T, loads bool) {
 	p := newPlace(t)
 	watch := func(desired.FrontendKey, desired.Backend) string { return "default" }
 	p.await(desired.TCP, 0)
 	to := desired.FrontendKey{AddrPort: web, Protocol: desired.TCP}
 	var last []desired.Handshake
 	look := func() []desired.Handshake {
-		must(t, p.counter.Update(t.Context(), watch))
+		must(t, p.counter.Update(t.Context(), loads, watch))
 		return p.counter.Handshakes()
 	}
 	until := func(what string, want desired.Handshake) {
@@ -420,6 +427,7 @@ func TestHandshakes(t *testing.T) {
 			t.Fatalf("%v: %s", err, out)
 		}
 	}
+	look()
 	rule("add table inet f; add chain inet f in { type filter hook input priority 0; }")
 	for _, verdict := range []string{"drop", "reject with tcp reset"} {
 		connected := func() {
@@ -448,9 +456,60 @@ func TestHandshakes(t *testing.T) {
 			t.Errorf("it is failing after an answer: %v", all)
 		}
 	}
+	open := func() int { return p.counter.Of(desired.TCP, desired.NewBackend(backend)).Open }
+	before := open()
+	p.stream(lab.TCP, web)
+	until("answered", answered)
+	if now := open(); loads != (now == before+1) || !loads && now != before {
+		t.Errorf("%d open connections are counted, and %d before the last one was answered", now, before)
+	}
 	watch = unwatched
+	look()
 	connect(1)
 	if all := look(); len(all) > 0 {
 		t.Errorf("unwatched handshakes: %v", all)
+	}
+}
+
+// BenchmarkWatching reports the processor time that a thread takes for the events of 1,000 connections a second: to count loads,
+// to watch handshakes only, and at the least, which is to read the latter's events and to do nothing with them.
+func BenchmarkWatching(b *testing.B) {
+	const rate, workers = 1000, 10
+	watch := func(desired.FrontendKey, desired.Backend) string { return "default" }
+	for _, what := range []string{"loads", "handshakes", "read only", "no events"} {
+		b.Run(what, func(b *testing.B) {
+			p := newPlace(b)
+			read := func() { must(b, p.counter.Update(b.Context(), what == "loads", watch)); p.counter.Handshakes() }
+			if what == "read only" || what == "no events" {
+				events, err := ctnetlink.Listen(p.node.FD(), load.Filter(false, false), unix.NFNLGRP_CONNTRACK_NEW, unix.NFNLGRP_CONNTRACK_UPDATE, unix.NFNLGRP_CONNTRACK_DESTROY)
+				must(b, err)
+				defer events.Close()
+				read = func() { _, err := events.Read(func([]byte) {}); must(b, err) }
+			}
+			read()
+			pace := time.Second * workers / rate
+			if what == "no events" {
+				pace = time.Hour
+			}
+			clients, err := p.client.StartLoad(b.Context(), lab.TCP, web, lab.LoadOptions{Workers: workers, Pace: pace})
+			must(b, err)
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			used := func() time.Duration {
+				var r unix.Rusage
+				must(b, unix.Getrusage(unix.RUSAGE_THREAD, &r))
+				return time.Duration(r.Utime.Nano() + r.Stime.Nano())
+			}
+			for b.Loop() {
+				before, made, begun := used(), clients.Stats().OK, time.Now()
+				for ticks := time.NewTicker(50 * time.Millisecond); time.Since(begun) < 10*time.Second; <-ticks.C {
+					read()
+				}
+				took := time.Since(begun).Seconds()
+				b.ReportMetric(float64(clients.Stats().OK-made)/took, "connections/s")
+				b.ReportMetric(100*(used()-before).Seconds()/took, "%-of-a-processor")
+			}
+			clients.Stop()
+		})
 	}
 }
