@@ -25,12 +25,13 @@ type Loads interface {
 }
 
 // countPeriod is the time between two updates of the loads. Shorter connections are counted, but
-// their duration is known on average only.
-const countPeriod = 50 * time.Millisecond
+// their duration is known on average only. watchPeriod is that of handshakes alone, as each look costs processor time.
+const countPeriod, watchPeriod = 50 * time.Millisecond, desired.LoadPeriod / 2
 
 // loads are updated while a Service needs them.
 type loads struct {
 	ticker   *time.Ticker // nil while no Service does
+	period   time.Duration
 	due      <-chan time.Time
 	followed time.Time // when the state last followed them
 	errs     logonce.Errors
@@ -39,10 +40,17 @@ type loads struct {
 // followLoads begins or ends to update the loads, as the state needs them.
 func (p *Proxy) followLoads() {
 	l, needed := &p.loads, p.options.Loads != nil && (p.state.FollowsLoads() || p.state.Detecting())
+	period := watchPeriod
+	if p.state.FollowsLoads() {
+		period = countPeriod
+	}
 	switch {
 	case needed && l.ticker == nil:
-		l.ticker = time.NewTicker(countPeriod)
+		l.ticker, l.period = time.NewTicker(period), period
 		l.due = l.ticker.C
+	case needed && l.period != period:
+		l.ticker.Reset(period)
+		l.period = period
 	case !needed && l.ticker != nil:
 		p.stopLoads()
 	}
