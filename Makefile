@@ -73,11 +73,12 @@ tenants: deps build ## Attack a node as a hostile tenant and write the table of 
 crash-sweep: deps ## Kill slipstream before each call that changes the kernel, RUN='TestCrash/nftables/start'; IPVS mode on the User Mode Linux kernel (root)
 	$(GO) run ./test/kernel/runner -strict=false -v -timeout 6h -run '$(or $(RUN),^TestCrash$$)' ./cmd/slipstream -- -crash-all
 
-soak: deps ## Record a history of changes, kills and damage and judge it, HOURS=8: a quarter for each case (root)
-	$(GO) run ./test/kernel/runner -strict=false -v -timeout 96h -run '^TestHistory$$' ./cmd/slipstream -- -history $$(( $(or $(HOURS),8) * 15 ))m $(if $(SEED),-history-seed $(SEED))
+soak: deps ## Record a history of changes, kills and damage and judge it, HOURS=8: a quarter for each case; API=1 with a real API server, RUN=TestHistory/nftables (root)
+	$(if $(API),cd test/cluster/oracle && $(GO) run ./build tools)
+	$(GO) run ./test/kernel/runner $(if $(API),-kernel host) -strict=false -v -timeout 96h -run '$(or $(RUN),^TestHistory$$)' ./cmd/slipstream -- -history $$(( $(or $(HOURS),8) * 15 ))m $(if $(API),-history-tools $$(dirname $$(ls -t $${XDG_CACHE_HOME:-$$HOME/.cache}/slipstream/oracle/*/etcd | head -n 1))) $(if $(SEED),-history-seed $(SEED))
 
 sim: ## Simulate failures of the kernel and the API server, FOR=1m RUNS=100000; or one run, SEED=17
-	$(GO) test ./test/sim -count 1 -v -timeout 24h -run '^TestSimulation$$' -args $(if $(SEED),-sim-seed $(SEED) -sim-runs $(or $(RUNS),1),-sim-runs $(or $(RUNS),1000000000)) -sim-for $(or $(FOR),1m)
+	$(GO) test ./test/sim -count 1 -v -timeout 24h -run '^TestSimulation$$' -args -sim-parts $(shell nproc) $(if $(SEED),-sim-seed $(SEED) -sim-runs $(or $(RUNS),1),-sim-runs $(or $(RUNS),1000000000)) -sim-for $(or $(FOR),1m)
 
 mutation: ## Run a package's tests on mutants of it, OF=internal/desired MUTANTS=50 SEED=17 TESTS=regexp (root for dataplanes)
 	$(GO) test ./test/mutation -tags mutation -count 1 -v -timeout 24h -args -of $(or $(OF),internal/desired) -mutants $(or $(MUTANTS),50) $(if $(SEED),-mutation-seed $(SEED)) $(if $(TESTS),-tests '$(TESTS)')

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
@@ -16,10 +17,11 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/socket"
 	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
+	"golang.org/x/sys/unix"
 )
 
 var (
-	historyFor  = flag.Duration("history", 10*time.Second, "how long TestHistory goes on in each case")
+	historyFor  = flag.Duration("history", 6*time.Second, "how long TestHistory goes on in each case")
 	historySeed = flag.Uint64("history-seed", 0, "seed of what TestHistory does; 0 takes one of the clock")
 )
 
@@ -73,7 +75,9 @@ type historian struct {
 	flags      []string
 	random     *rand.Rand
 	proxy      *lab.Process
-	generation int // as many Services without endpoints as its remainder, which tells it from those before
+	up         func()      // ends a gap in history.downs
+	api        *historyAPI // nil for a directory of manifests
+	generation int         // as many Services without endpoints as its remainder, which tells it from those before
 	serving    map[string][]int
 
 	mu       sync.Mutex // for the rest
@@ -100,6 +104,9 @@ func (x *historian) live(d time.Duration) {
 	x.serving = map[string][]int{"web": {0, 1}, "sticky": {0, 1, 2}, "udp": {1}, "steady": {2}}
 	_, err := x.node.Run(x.t.Context(), "nft", historyOthers)
 	x.check(err)
+	if *historyTools != "" {
+		x.startAPI()
+	}
 	x.write()
 	x.start()
 	x.acknowledged()
@@ -150,6 +157,9 @@ func (x *historian) attempt(service string, to netip.AddrPort) {
 	} else {
 		r, a.err = x.client.Connect(lab.TCP, to, lab.Timeout(10*time.Second))
 	}
+	if errors.Is(a.err, unix.EADDRINUSE) {
+		return // the last socket is not closed yet
+	}
 	a.server, a.end = r.Server, time.Now()
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -175,7 +185,7 @@ func (x *historian) judge() {
 }
 
 func (x *historian) start() {
-	x.proxy = x.run(append([]string{"--status-socket", x.socket}, x.args()...)...)
+	x.proxy = x.runs(false, append([]string{"--status-socket", x.socket}, x.args()...)...)
 }
 
 // args are for the proxy and for verify.
@@ -184,6 +194,7 @@ func (x *historian) args() []string {
 }
 
 func (x *historian) kill() {
+	x.up = x.during(&x.history.downs)
 	x.proxy.Kill()
 	<-x.proxy.Done()
 }
@@ -191,10 +202,11 @@ func (x *historian) kill() {
 // write writes the next generation, and records it.
 func (x *historian) write() {
 	x.generation++
-	x.mu.Lock()
-	defer x.mu.Unlock()
+	x.record()
 	var all strings.Builder
+	serving := 0
 	for service, servers := range x.serving {
+		serving += len(servers)
 		spec, protocol, endpoints := "", "TCP", []string{}
 		switch service {
 		case "udp":
@@ -202,14 +214,12 @@ func (x *historian) write() {
 		case "sticky":
 			spec = "sessionAffinity: ClientIP, "
 		}
-		port := "port: 80"
+		port := "port: 80, name: a"
 		if service == "steady" {
-			spec, port = "type: NodePort, ", "port: 80, nodePort: 30080"
+			spec, port = "type: NodePort, ", "port: 80, name: a, nodePort: 30080"
 		}
-		names := []string{}
 		for _, i := range servers {
 			endpoints = append(endpoints, fmt.Sprintf("{addresses: [10.244.1.%d], nodeName: n1}", 10+i))
-			names = append(names, fmt.Sprint("web-", i))
 		}
 		ip := historyServices[service].Addr().String()
 		if service == "steady" {
@@ -218,9 +228,18 @@ func (x *historian) write() {
 		fmt.Fprintf(&all, `---
 {apiVersion: v1, kind: Service, metadata: {name: %[1]s}, spec: {%[2]sclusterIP: %[3]s, ports: [{%[4]s, targetPort: 8080, protocol: %[5]s}]}}
 ---
-{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: %[1]s, labels: {kubernetes.io/service-name: %[1]s}}, addressType: IPv4, ports: [{port: 8080, protocol: %[5]s}], endpoints: [%[6]s]}
+{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: %[1]s, labels: {kubernetes.io/service-name: %[1]s}}, addressType: IPv4, ports: [{name: a, port: 8080, protocol: %[5]s}], endpoints: [%[6]s]}
 `, service, spec, ip, port, protocol, strings.Join(endpoints, ", "))
-		x.history.set(service, names, time.Now())
+	}
+	if x.api != nil { // which has Services and endpoints in different streams
+		all.WriteString("---\n{apiVersion: v1, kind: Service, metadata: {name: mark}, spec: {clusterIP: 10.96.1.1, ports: [{port: 80, name: a, targetPort: 8080}]}}\n")
+		all.WriteString("---\n{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: mark, labels: {kubernetes.io/service-name: mark}}, addressType: IPv4, ports: [{name: a, port: 8080}], endpoints: [")
+		for i := range x.endpoints() - serving {
+			fmt.Fprintf(&all, "{addresses: [10.245.0.%d]},", 1+i)
+		}
+		all.WriteString("]}\n")
+		x.api.write(all.String())
+		return
 	}
 	for i := range x.generation % 7 {
 		fmt.Fprintf(&all, "---\n{apiVersion: v1, kind: Service, metadata: {name: mark-%d}, spec: {clusterIP: 10.96.1.%d, ports: [{port: 80}]}}\n", i, i+1)
@@ -228,10 +247,35 @@ func (x *historian) write() {
 	x.save("all.yaml", all.String())
 }
 
+// endpoints is how many there are in an API server's generation, which tells it from those before.
+func (x *historian) endpoints() int { return 20 + x.generation%50 }
+
+// record records what Services are to have.
+func (x *historian) record() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for service, servers := range x.serving {
+		names := []string{}
+		for _, i := range servers {
+			names = append(names, fmt.Sprint("web-", i))
+		}
+		x.history.set(service, names, time.Now())
+	}
+}
+
 // acknowledged waits until the proxy has programmed the last generation.
 func (x *historian) acknowledged() {
 	x.t.Helper()
-	x.until("the last generation is programmed", func() bool { return x.synced(len(historyServices)+x.generation%7, -1) })
+	x.until("the last generation is programmed", func() bool {
+		if x.api != nil {
+			return x.synced(len(historyServices)+2, x.endpoints()) // mark and kubernetes, too
+		}
+		return x.synced(len(historyServices)+x.generation%7, -1)
+	})
+	if x.up != nil {
+		x.up()
+		x.up = nil
+	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.history.acknowledge(time.Now())
@@ -248,7 +292,11 @@ func (x *historian) roll() {
 
 // step does one thing.
 func (x *historian) step() {
-	do := []string{"roll", "roll", "roll", "roll", "roll twice", "kill", "kill while it changes", "delete the rules", "addresses", "mode", "rest"}[x.random.IntN(11)]
+	steps := []string{"roll", "roll", "roll", "roll", "roll twice", "kill", "kill while it changes", "delete the rules", "addresses", "mode", "rest"}
+	if x.api != nil {
+		steps = append(steps, "kill the API server", "restore the API server")
+	}
+	do := steps[x.random.IntN(len(steps))]
 	if do == "mode" && len(x.modes) == 1 {
 		do = "kill"
 	}
@@ -270,6 +318,8 @@ func (x *historian) step() {
 	case "delete the rules":
 		x.disturb()
 		return
+	case "kill the API server", "restore the API server":
+		x.api.fail(do)
 	case "addresses":
 		_, err := x.node.Run(x.t.Context(), "sh", "-c", "ip addr add 192.168.100.77/24 dev eth0 2>/dev/null || ip addr del 192.168.100.77/24 dev eth0")
 		x.check(err)
@@ -278,7 +328,10 @@ func (x *historian) step() {
 		x.kill()
 		defer x.during(&x.history.forgotten)()
 		x.start()
-		defer x.until("the former mode's rules are gone", func() bool { return !x.hasFormer() })
+		x.roll()
+		x.until("the former mode's rules are gone", func() bool { return !x.hasFormer() }) // only then are changes in effect
+		x.acknowledged()
+		return
 	}
 	x.roll()
 	x.acknowledged()

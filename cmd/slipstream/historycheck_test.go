@@ -14,6 +14,7 @@ import (
 type history struct {
 	stays     map[string][]*stay // by Service
 	gaps      []gap              // while another program has removed the rules
+	downs     []gap              // from a kill to the first acknowledgement of the next proxy
 	forgotten []gap              // in which clients' endpoints may have been forgotten
 	last      map[string]attempt // of each Service with session affinity
 }
@@ -103,7 +104,7 @@ func (h *history) judge(a attempt) string {
 	}
 	reached := false
 	for _, s := range h.stays[a.service] {
-		if s.server == a.server && !s.asked.After(a.end) && (s.gone.IsZero() || !s.gone.Add(k.late).Before(a.begin)) {
+		if s.server == a.server && !s.asked.After(a.end) && (s.gone.IsZero() || !h.late(k, s.gone).Before(a.begin)) {
 			reached = true
 		}
 		if s.server == was.server && s.served.Before(was.end) && (s.left.IsZero() || s.left.After(a.end)) {
@@ -120,6 +121,21 @@ func (h *history) judge(a attempt) string {
 	return ""
 }
 
+// late is when datagrams of a flow have to have left an endpoint, after its removal was acknowledged. A proxy that is killed
+// before it has cleaned conntrack leaves that to the next one.
+func (h *history) late(k kind, gone time.Time) time.Time {
+	end := gone.Add(k.late)
+	for _, d := range h.downs {
+		if k.late > 0 && !d.from.Before(gone) && !d.from.After(end) {
+			if d.to.IsZero() {
+				return time.Now()
+			}
+			end = d.to.Add(k.late)
+		}
+	}
+	return end
+}
+
 // forget drops what attempts that begin from now on do not need.
 func (h *history) forget(now time.Time) {
 	for service, all := range h.stays {
@@ -133,6 +149,7 @@ func (h *history) forget(now time.Time) {
 	}
 	h.forgotten = h.forgotten[max(0, len(h.forgotten)-10):]
 	h.gaps = h.gaps[max(0, len(h.gaps)-10):]
+	h.downs = h.downs[max(0, len(h.downs)-10):]
 }
 
 // TestHistoryChecker plants one violation in each of some histories.
@@ -144,6 +161,7 @@ func TestHistoryChecker(t *testing.T) {
 		name string
 		attempt
 		before attempt
+		down   gap
 		want   string
 	}{
 		{name: "an endpoint", attempt: attempt{service: "web", server: "a", begin: at(20), end: at(21)}},
@@ -160,6 +178,10 @@ func TestHistoryChecker(t *testing.T) {
 		{name: "a datagram that is lost later", attempt: attempt{service: "flow", err: refused, begin: at(103), end: at(104)}, want: "flow: refused, while a served"},
 		{name: "a late datagram", attempt: attempt{service: "udp", server: "u", begin: at(111), end: at(111)}},
 		{name: "too late", attempt: attempt{service: "udp", server: "u", begin: at(113), end: at(113)}, want: "udp reached u, which is not its endpoint"},
+		{name: "a late datagram, after a kill", down: gap{at(111), at(130)}, attempt: attempt{service: "udp", server: "u", begin: at(131), end: at(131)}},
+		{name: "too late after a kill", down: gap{at(111), at(130)}, attempt: attempt{service: "udp", server: "u", begin: at(133), end: at(133)}, want: "udp reached u, which is not its endpoint"},
+		{name: "too late before a kill", down: gap{at(114), at(130)}, attempt: attempt{service: "udp", server: "u", begin: at(113), end: at(113)}, want: "udp reached u, which is not its endpoint"},
+		{name: "a connection after a kill", down: gap{at(111), at(130)}, attempt: attempt{service: "web", server: "b", begin: at(112), end: at(112)}, want: "web reached b, which is not its endpoint"},
 		{name: "the same again", before: attempt{service: "sticky", server: "a", begin: at(20), end: at(21)}, attempt: attempt{service: "sticky", server: "a", begin: at(22), end: at(23)}},
 		{name: "another one", before: attempt{service: "sticky", server: "a", begin: at(20), end: at(21)}, attempt: attempt{service: "sticky", server: "b", begin: at(22), end: at(23)}, want: "sticky reached b after a, which still serves"},
 		{name: "another one after its removal", before: attempt{service: "sticky", server: "a", begin: at(20), end: at(21)}, attempt: attempt{service: "sticky", server: "b", begin: at(101), end: at(102)}},
@@ -176,6 +198,7 @@ func TestHistoryChecker(t *testing.T) {
 		h.set("udp", nil, at(100))
 		h.set("flow", []string{"a"}, at(100))
 		h.acknowledge(at(110))
+		h.downs = []gap{test.down}
 		h.gaps, h.forgotten = []gap{{at(200), at(210)}}, []gap{{at(300), at(300)}}
 		if got := h.judge(test.before); test.before.service != "" && got != "" {
 			t.Errorf("%s: before: %s", test.name, got)

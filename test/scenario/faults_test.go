@@ -37,7 +37,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-var allFaults = flag.Bool("faults", false, "let each allocation fail; otherwise the first 20 of a step, and every 100th or so after them")
+var allFaults = flag.Bool("faults", false, "let each allocation fail; otherwise the first 10 of a step, and every 100th or so after them")
 
 // TestFaults lets the Nth allocation of the kernel fail within the system calls that change it, until all have been
 // tried (Documentation/fault-injection of the kernel), or, in iptables mode, within the commands, from their start to
@@ -353,7 +353,7 @@ func (f *callFaults) first() int { return 1 }
 
 func (f *callFaults) skip(n int) int {
 	switch {
-	case *allFaults || n <= 20 && f.sparse == 0:
+	case *allFaults || n <= 10 && f.sparse == 0:
 		return 0
 	case f.sparse > 0:
 		return rand.N(f.sparse)
