@@ -369,7 +369,7 @@ func registerAt(data []byte, typ uint16) int {
 func (r *registers) store(at int, f field, from origin) {
 	copy(r.value[at:], f.value)
 	copy(r.known[at:], f.known)
-	for i := at + len(f.value); i%4 != 0; i++ { // the kernel clears the rest of a register
+	for i := at + len(f.value); i%4 != 0 && i < len(r.value); i++ { // the kernel clears the rest of a register
 		r.value[i], r.known[i] = 0, 0xff
 	}
 	for i := 0; i < len(f.value); i += 4 {
