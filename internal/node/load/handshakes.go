@@ -19,7 +19,7 @@ import (
 // A connection that has no answer after the time unanswered has failed. A backend is failing if so many connections that
 // began after its last answer have failed, within the time failuresCount.
 const (
-	unanswered    = 500 * time.Millisecond
+	unanswered    = 450 * time.Millisecond
 	failures      = 3
 	failuresCount = 10 * time.Second
 )
