@@ -271,7 +271,7 @@ func TestOutlierLoss(t *testing.T) {
 				all, byAddress[x.Backend.Addr()] = append(all, x), x
 			}
 		}
-		lost := func(x *endpoint) bool { return x.i >= 20 && (x.random.IntN(100) == 0 || x.random.IntN(100) == 0) }
+		lost := func(x *endpoint) bool { return x.i >= 20 && min(x.random.IntN(100), x.random.IntN(100)) == 0 } // there or back
 		var mu sync.Mutex
 		c.options.Probe = func(ctx context.Context, to netip.AddrPort) error {
 			mu.Lock()
