@@ -44,7 +44,8 @@ empty =
 
 test: deps build ## Install what the tests need and run them all, here and on the User Mode Linux kernels (root)
 	$(GO) run ./test/kernel/runner -timeout 60m -race $(subst $(empty) $(empty),$(comma),$(RACES:%=./%/...)) ./...
-	@$(MAKE) --no-print-directory test-bench test-browser oracle test-deploy test-cluster
+	@$(MAKE) --no-print-directory test-bench test-browser
+	@$(MAKE) --no-print-directory -j 2 --output-sync=target oracle test-deploy test-cluster # they often wait
 
 race: deps ## Run the packages that start goroutines under the race detector, here alone (root)
 	$(HOST) -race ./... -timeout 20m $(RACES:%=./%/...)
