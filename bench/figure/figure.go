@@ -18,19 +18,31 @@ import (
 	"gonum.org/v1/plot/text"
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
+	"gonum.org/v1/plot/vg/vgsvg"
 )
 
 const width = 8 * vg.Inch
 
-// colours by subject, distinguishable by colour-blind people (Okabe and Ito). Lines have none that is grey.
-var colours = []color.RGBA{
-	{0x99, 0x99, 0x99, 0xff},
-	{0xe6, 0x9f, 0x00, 0xff},
-	{0x56, 0xb4, 0xe9, 0xff},
-	{0x00, 0x9e, 0x73, 0xff},
-	{0xcc, 0x79, 0xa7, 0xff},
-	{0x00, 0x72, 0xb2, 0xff},
-	{0xd5, 0x5e, 0x00, 0xff},
+// colours by subject, the same on the whole page, distinguishable by colour-blind people (Okabe and Ito). Others are grey.
+var colours = map[string]color.RGBA{
+	"slipstream": blue, "nftables": blue, "lc": blue, "eBPF": blue, "threshold 20": blue,
+	"slipstream-iptables": sky, "slipstream-ipvs": sky, "rr": sky, "flowtable": sky, "no threshold": sky,
+	"kube-proxy-nftables": vermilion, "ipvs-lc": vermilion,
+	"kube-proxy-iptables": orange, "kube-proxy-ipvs": orange,
+	"sockets": green, "no Service": purple, "one link": yellow,
+}
+
+var (
+	blue, sky, vermilion = color.RGBA{0x00, 0x72, 0xb2, 0xff}, color.RGBA{0x56, 0xb4, 0xe9, 0xff}, color.RGBA{0xd5, 0x5e, 0x00, 0xff}
+	orange, green        = color.RGBA{0xe6, 0x9f, 0x00, 0xff}, color.RGBA{0x00, 0x9e, 0x73, 0xff}
+	purple, yellow       = color.RGBA{0xcc, 0x79, 0xa7, 0xff}, color.RGBA{0xd4, 0xc4, 0x10, 0xff}
+)
+
+func colour(subject string) color.RGBA {
+	if c, ok := colours[subject]; ok {
+		return c
+	}
+	return color.RGBA{0x99, 0x99, 0x99, 0xff}
 }
 
 // shapes of marks by subject, for those who do not see the colours.
@@ -45,27 +57,41 @@ func newPlot() *plot.Plot {
 	return p
 }
 
-// svg returns the plot as an element to be placed in a page. Its text and axes have the page's
+// legend has the names of subjects, two in a row.
+type legend []plot.Legend
+
+func (l *legend) add(subject string, thumbs ...plot.Thumbnailer) {
+	one := plot.NewLegend()
+	one.Add(subject, thumbs...)
+	one.Top, one.Left, one.Padding = true, true, vg.Points(3)
+	*l = append(*l, one)
+}
+
+// svg returns the plot, below its legend, as an element to be placed in a page. Its text and axes have the page's
 // colour of text.
-func svg(p *plot.Plot, height vg.Length) (string, error) {
-	w, err := p.WriterTo(width, height, "svg")
-	if err != nil {
-		return "", err
+func (l legend) svg(p *plot.Plot, height vg.Length) (string, error) {
+	const row, column = 18, width * 3 / 8
+	above := vg.Points(float64(row*((len(l)+1)/2) + 6))
+	c := vgsvg.New(width, height+above)
+	all := draw.New(c)
+	for i, one := range l {
+		one.Draw(draw.Crop(all, vg.Length(i%2)*column, 0, 0, -vg.Points(float64(row*(i/2)))))
 	}
+	p.Draw(draw.Crop(all, 0, 0, 0, -above))
 	var b bytes.Buffer
-	if _, err := w.WriteTo(&b); err != nil {
+	if _, err := c.WriteTo(&b); err != nil {
 		return "", err
 	}
 	text := b.String()
 	text = text[strings.Index(text, "<svg"):]
-	return strings.NewReplacer("#000000", "currentColor", "<svg ", `<svg fill="currentColor" role="img" `).Replace(text), nil
+	return strings.NewReplacer("#000000", "currentColor", "<svg ", `<svg fill="currentColor" aria-hidden="true" `).Replace(text), nil
 }
 
 // Bars draws a group of horizontal bars for each series: a bar for each subject, as
 // long as its ratio to the first subject, with ratio and median at its end. The axis
 // begins at 0, so that lengths can be compared. Where the test sees no difference, there is no bar.
 func Bars(r *bench.Result) (string, error) {
-	p, series := newPlot(), r.Series
+	p, names, series := newPlot(), legend{}, r.Series
 	p.X.Label.Text = fmt.Sprintf("multiple of %q in the same round, median (%s is better)", r.Subjects[0].Name, series[0].Better)
 	p.X.Min = 0
 	const thickness, gap = 16, 14 // of a bar, and between groups, in points
@@ -97,10 +123,10 @@ func Bars(r *bench.Result) (string, error) {
 			if err != nil {
 				return "", err
 			}
-			bar.Color, bar.LineStyle.Width = colours[k%len(colours)], 0
+			bar.Color, bar.LineStyle.Width = colour(r.Subjects[k].Name), 0
 			p.Add(bar)
 			if i == 0 {
-				p.Legend.Add(r.Subjects[k].Name, bar)
+				names.add(r.Subjects[k].Name, bar)
 			}
 			labels.XYs = append(labels.XYs, plotter.XY{X: ratio, Y: at})
 			labels.Labels = append(labels.Labels, text)
@@ -118,30 +144,31 @@ func Bars(r *bench.Result) (string, error) {
 	p.Add(values)
 	p.Y.Tick.Marker = plot.ConstantTicks(ticks)
 	p.Y.Tick.Length, p.Y.LineStyle.Width = 0, 0
-	p.Y.Min, p.Y.Max = -group*(float64(len(series))-0.5), group/2+50 // room for the legend
-	p.Legend.Top, p.Legend.XOffs, p.Legend.Padding = true, vg.Points(-4), vg.Points(3)
-	return svg(p, vg.Points(group*float64(len(series))+160))
+	p.Y.Min, p.Y.Max = -group*(float64(len(series))-0.5), group/2
+	return names.svg(p, vg.Points(group*float64(len(series))+50))
 }
 
 // Lines draws a line for each subject through the medians, by the value that the series were
 // measured at, with bars from the lowest to the highest. Both axes are logarithmic, so that
 // proportional growth is a straight line. x and y are the texts of the axes. Values of 0 are left
-// out.
-func Lines(r *bench.Result, x, y string) (string, error) {
-	p := newPlot()
+// out. Lines do not lead to values at apart, which are of other circumstances.
+func Lines(r *bench.Result, x, y string, apart int) (string, error) {
+	p, names := newPlot(), legend{}
 	p.X.Label.Text, p.Y.Label.Text = x, y
 	p.X.Scale, p.Y.Scale = plot.LogScale{}, plot.LogScale{}
 	unit := r.Series[0].Unit
 	p.X.Tick.Marker, p.Y.Tick.Marker = decades(bench.Count), decades(unit)
-	p.Legend.Top, p.Legend.Left = true, true
-	p.Legend.XOffs, p.Legend.Padding = vg.Points(8), vg.Points(3)
 	p.Add(plotter.NewGrid())
 	drawn := 0
 	for k, subject := range r.Subjects {
 		var all points
+		var joined plotter.XYs
 		for _, s := range r.Series {
 			if o := s.Outcomes[k]; o.Median > 0 {
 				all.add(s.At, unit, o)
+				if s.At != apart {
+					joined = append(joined, all.XYs[len(all.XYs)-1])
+				}
 			}
 		}
 		if len(all.XYs) == 0 {
@@ -152,15 +179,16 @@ func Lines(r *bench.Result, x, y string) (string, error) {
 		if err != nil {
 			return "", fmt.Errorf("%s: %w", subject.Name, err)
 		}
+		line.XYs = joined
 		bars, err := plotter.NewYErrorBars(all)
 		if err != nil {
 			return "", fmt.Errorf("%s: %w", subject.Name, err)
 		}
-		colour := colours[1+k%(len(colours)-1)]
-		line.Color, marks.Color, bars.Color = colour, colour, colour
+		c := colour(subject.Name)
+		line.Color, marks.Color, bars.Color = c, c, c
 		line.Width, marks.Shape, marks.Radius = vg.Points(1.5), shapes[k%len(shapes)], vg.Points(3)
 		p.Add(line, marks, bars)
-		p.Legend.Add(subject.Name, line, marks)
+		names.add(subject.Name, line, marks)
 		if len(r.Subjects) > 2 { // values would cover each other
 			continue
 		}
@@ -182,22 +210,10 @@ func Lines(r *bench.Result, x, y string) (string, error) {
 	if drawn == 0 {
 		return "", errors.New("nothing was counted")
 	}
-	if unit == bench.Count {
-		p.Y.Min = min(p.Y.Min, 10)
-	}
 	p.X.Min, p.X.Max = p.X.Min/1.6, p.X.Max*1.6 // room for the labels
 	p.Y.Min, p.Y.Max = p.Y.Min/1.3, p.Y.Max*1.3
-	if drawn > 2 {
-		// Whole powers of ten, so that two have labels at least, and room for the legend above.
-		low, high := math.Floor(math.Log10(p.Y.Min)), math.Ceil(math.Log10(p.Y.Max))
-		legend := float64(drawn)*15 + 10 // points
-		p.Y.Min, p.Y.Max = math.Pow(10, low), math.Pow(10, low+(high-low)*lineHeight/(lineHeight-legend))
-	}
-	return svg(p, 5*vg.Inch)
+	return names.svg(p, 4*vg.Inch)
 }
-
-// lineHeight is that of the axis of a figure of [Lines], in points.
-const lineHeight = 310
 
 // points are measured values at numbers of Services.
 type points struct {
@@ -217,14 +233,19 @@ func (p *points) add(at int, unit bench.Unit, o bench.Outcome) {
 	p.labels = append(p.labels, label)
 }
 
-// decades are ticks at powers of ten, with the unit.
+// decades are ticks at powers of ten, with the unit. Within three decades, 2 and 5 times them have it too.
 type decades bench.Unit
 
-func (d decades) Ticks(from, to float64) []plot.Tick {
-	all := plot.LogTicks{Prec: -1}.Ticks(from, to)
-	for i := range all {
-		if all[i].Label != "" {
-			all[i].Label = bench.Unit(d).Format(all[i].Value)
+func (d decades) Ticks(from, to float64) (all []plot.Tick) {
+	for power := math.Pow(10, math.Floor(math.Log10(from))); power <= to; power *= 10 {
+		for i := 1.0; i < 10; i++ {
+			tick := plot.Tick{Value: i * power}
+			if i == 1 || to/from < 1000 && (i == 2 || i == 5) {
+				tick.Label = bench.Unit(d).Format(tick.Value)
+			}
+			if from <= tick.Value && tick.Value <= to {
+				all = append(all, tick)
+			}
 		}
 	}
 	return all

@@ -51,7 +51,7 @@ func TestLines(t *testing.T) {
 	if err := r.Fill(series, samples); err != nil {
 		t.Fatal(err)
 	}
-	svg, err := Lines(r, "Services", "rules executed")
+	svg, err := Lines(r, "Services", "rules executed", 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,7 +64,7 @@ func TestLines(t *testing.T) {
 
 func TestNothing(t *testing.T) {
 	r := &bench.Result{Series: []*bench.Series{{Outcomes: []bench.Outcome{{}}}}, Subjects: []bench.Subject{{Name: "ours"}}}
-	if _, err := Lines(r, "Services", "rules"); err == nil {
+	if _, err := Lines(r, "Services", "rules", 0); err == nil {
 		t.Error("a chart of no numbers")
 	}
 }

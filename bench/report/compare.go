@@ -63,14 +63,14 @@ func (r *result) cell(series, subject string, percentile float64) cell {
 	return c
 }
 
-// compare says how the values of a series of ours compare with those of theirs: by how much if the
+// compare says in text how the values of a series of ours compare with those of theirs: by how much if the
 // Mann-Whitney test shows a difference, else that none was seen, or that there are too few values
-// to say.
-func (r *result) compare(from, theirs, series, ours string) string {
+// to say. gain is how many times ours is better, or empty without a difference.
+func (r *result) compare(from, theirs, series, ours string) (text, gain string) {
 	_, t, _ := r.outcome(from, theirs)
 	s, o, _ := r.outcome(series, ours)
 	if t == nil || o == nil {
-		return "nothing to compare"
+		return "nothing to compare", ""
 	}
 	ratio := 0.0
 	switch base := bench.Median(t.Values); {
@@ -80,12 +80,20 @@ func (r *result) compare(from, theirs, series, ours string) string {
 	case base > 0:
 		ratio = bench.Median(o.Values) / base
 	}
-	return comparison(t.Values, o.Values, ratio)
+	text, shown := comparison(t.Values, o.Values, ratio)
+	switch {
+	case !shown || ratio <= 0:
+	case s.Better == bench.More:
+		gain = digits(ratio) + "x"
+	default:
+		gain = digits(1/ratio) + "x"
+	}
+	return text, gain
 }
 
-// comparison is the text of [result.compare]. A ratio that is not above 0 is left out, as that of
-// shares.
-func comparison(theirs, ours []float64, ratio float64) string {
+// comparison is the text of [result.compare], and whether a difference is shown. A ratio that is not above 0 is left
+// out, as that of shares.
+func comparison(theirs, ours []float64, ratio float64) (compared string, shown bool) {
 	p, err := bench.MannWhitney(ours, theirs)
 	if err != nil {
 		p = 1
@@ -96,14 +104,16 @@ func comparison(theirs, ours []float64, ratio float64) string {
 	}
 	switch few := leastP(len(theirs), len(ours)) >= bench.Significant; {
 	case few && ratio > 0:
-		return text + "; too few values to test"
+		return text + "; too few values to test", false
 	case few:
-		return "too few values to test"
+		return "too few values to test", false
 	case p >= bench.Significant:
-		return fmt.Sprintf("no difference seen (p = %s)", digits(p))
+		return fmt.Sprintf("%s (p = %s)", noDifference, digits(p)), false
 	}
-	return fmt.Sprintf("%s (p = %s)", text, digits(p))
+	return fmt.Sprintf("%s (p = %s)", text, digits(p)), true
 }
+
+const noDifference = "no difference seen"
 
 // leastP is the smallest p-value that the two-sided Mann-Whitney test can have with m and n values:
 // two of all the orders there are.

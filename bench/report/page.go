@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 )
 
 //go:embed page.html
@@ -17,9 +18,6 @@ var pageText string
 
 var pageTemplate = template.Must(template.New("page").Funcs(template.FuncMap{
 	"svg": func(s string) template.HTML { return template.HTML(s) }, // drawn here
-	"gigabytes": func(bytes uint64) string {
-		return fmt.Sprintf("%.1f GB", float64(bytes)/1e9)
-	},
 	"duration": func(seconds float64) string {
 		if seconds < 90 {
 			return fmt.Sprintf("%.0f s", seconds)
@@ -35,14 +33,10 @@ type page struct {
 	Versions  []string
 	Fast      bool
 	Disturbed []string
-	Headlines []headline
+	From, To  time.Time // of the measurements
+	Headlines []*row
+	Charts    []*chart // of the first screen
 	Parts     []*part
-}
-
-// headline is a row of the first table.
-type headline struct {
-	What, Link string
-	row
 }
 
 func newPage(records map[string]*record) (*page, error) {
@@ -61,12 +55,18 @@ func newPage(records map[string]*record) (*page, error) {
 			return nil, err
 		}
 		for _, t := range part.Tables {
-			for _, row := range t.Rows {
-				if row.Headline != "" && t.Headlines != "" {
-					p.Headlines = append(p.Headlines, headline{row.Headline + ", " + t.Headlines, "#" + part.Name, *row})
+			for _, row := range slices.Concat(t.Rows, t.Same) {
+				if row.Headline != "" {
+					p.Headlines = append(p.Headlines, row)
 				}
 			}
 		}
+		part.Charts = slices.DeleteFunc(part.Charts, func(c *chart) bool {
+			if c.First {
+				p.Charts = append(p.Charts, c)
+			}
+			return c.First
+		})
 		for _, step := range r.Steps {
 			machine := fmt.Sprintf("%s, %.0f GB", step.Machine, float64(step.Memory)/1e9)
 			if !slices.Contains(p.Machines, machine) {
@@ -76,6 +76,12 @@ func newPage(records map[string]*record) (*page, error) {
 				p.Versions = append(p.Versions, step.Version)
 			}
 			p.Fast = p.Fast || step.Fast
+			if p.From.IsZero() || step.Began.Before(p.From) {
+				p.From = step.Began
+			}
+			if step.Began.After(p.To) {
+				p.To = step.Began
+			}
 			if step.Disturbed() {
 				p.Disturbed = append(p.Disturbed, fmt.Sprintf("%s, %s", part.Name, step.Name))
 			}

@@ -12,7 +12,6 @@ import (
 	"strconv"
 	"strings"
 	"text/template"
-	"time"
 
 	"github.com/slipstream-proxy/slipstream/bench/bench"
 	"github.com/slipstream-proxy/slipstream/bench/figure"
@@ -22,6 +21,7 @@ import (
 // part is a chapter of the page, and what is measured for it.
 type part struct {
 	Name, Title string
+	Claim       string // a sentence with the figures that were measured, or empty
 	About       string // a paragraph
 	Steps       []benchmark
 	Tables      []*table
@@ -39,22 +39,21 @@ type benchmark struct {
 
 // table compares kube-proxy and Slipstream.
 type table struct {
-	Title     string
-	Step      string
-	Subjects  [2]string // theirs and ours
-	Heads     [2]string // of their columns
-	Headlines string    // completes the headlines of rows; none is shown without
-	Optional  bool      // it is left out if the step has failed
-	// Grown says with how many Services theirs was not started, and with how many it was measured last.
-	Grown *struct{ From, To int }
-	Rows  []*row
+	Title    string
+	Step     string
+	Subjects [2]string // theirs and ours
+	Heads    [2]string // of their columns
+	Optional bool      // it is left out if the step has failed
+	Missing  string    // why theirs has no value, if it was not measured
+	Rows     []*row
+	Same     []*row `json:"-"` // those without a difference, unless all are
 }
 
 // row compares a series.
 type row struct {
 	What         string
 	As           published
-	Headline     string  // the begin of the row's text in the page's first table, if it is there
+	Headline     string  // what the row says after its gain on the first screen, if it is there
 	Series       string  // of the step
 	From         string  // theirs, if it is another series
 	Step         string  // if it is not the table's
@@ -62,7 +61,9 @@ type row struct {
 	Percentile   float64 // in place of the median
 	Compared     string  // in place of a comparison
 
-	TheirCell, OurCell cell `json:"-"`
+	Beside             string `json:"-"` // the head of theirs
+	TheirCell, OurCell cell   `json:"-"`
+	Gain               string `json:"-"` // how many times ours is better, if the test shows a difference
 }
 
 // published is a figure by others.
@@ -75,6 +76,8 @@ type chart struct {
 	Title, Text string
 	Axis        string
 	At          []int
+	Apart       int      // of At, with other circumstances: lines do not lead to it
+	First       bool     // it is on the first screen
 	Steps       []string // the first that has measured a subject
 	Series      []string
 	Subjects    []string
@@ -114,6 +117,15 @@ func describe(records map[string]*record) (all []*part, err error) {
 			r := find(part, step).Result
 			return r != nil && r.Find(series) != nil
 		},
+		// values is the row of a series, or nil if it was not measured for both.
+		"values": func(part, step, series, theirs, ours string) *row {
+			one := &row{Series: series}
+			(&table{Step: step, Subjects: [2]string{theirs, ours}, Rows: []*row{one}}).fill(&record{Steps: []*result{find(part, step)}})
+			if one.TheirCell.Text == "" || one.OurCell.Text == "" {
+				return nil
+			}
+			return one
+		},
 		"where":  func(part, step string) string { return find(part, step).kernel() },
 		"engine": func(part, step string) string { return find(part, step).engine() },
 	}).Parse(partsText)
@@ -151,7 +163,7 @@ func (p *part) fill(r *record) error {
 // fill fills the cells. It removes the rows that have not been measured, unless something that failed is why.
 func (t *table) fill(r *record) {
 	if t.Heads[0] == "" {
-		t.Heads = [2]string{"kube-proxy here", "Slipstream here"}
+		t.Heads = [2]string{"kube-proxy", "Slipstream"}
 	}
 	t.Rows = slices.DeleteFunc(t.Rows, func(row *row) bool {
 		step := r.find(cmp.Or(row.Step, t.Step))
@@ -161,24 +173,22 @@ func (t *table) fill(r *record) {
 		theirs, ours := cmp.Or(row.Theirs, t.Subjects[0]), cmp.Or(row.Ours, t.Subjects[1])
 		from := cmp.Or(row.From, row.Series)
 		row.TheirCell, row.OurCell = step.cell(from, theirs, row.Percentile), step.cell(row.Series, ours, row.Percentile)
-		if row.TheirCell.Missing == notMeasured && t.Grown != nil {
-			row.TheirCell.Missing = tooLong(r, t.Grown.From, t.Grown.To, row.Series, theirs)
+		if row.TheirCell.Missing == notMeasured {
+			row.TheirCell.Missing = cmp.Or(t.Missing, notMeasured)
 		}
-		row.Compared = cmp.Or(row.Compared, step.compare(from, theirs, row.Series, ours))
+		text, gain := step.compare(from, theirs, row.Series, ours)
+		row.Compared, row.Gain, row.Beside = cmp.Or(row.Compared, text), gain, t.Heads[0]
 		return row.OurCell.Missing == notMeasured
 	})
-}
-
-// tooLong says why a proxy was not started with a number of Services: its start grows with the square of their
-// number, which gives the time of this start from that of the largest one that was measured.
-func tooLong(r *record, from, to int, series, subject string) string {
-	_, start, _ := r.find(fmt.Sprintf("services-%d", from)).outcome("start", subject)
-	if series != "start" || start == nil {
-		return "not started, see above"
+	same := func(r *row) bool { return strings.HasPrefix(r.Compared, noDifference) }
+	if slices.ContainsFunc(t.Rows, func(r *row) bool { return !same(r) }) {
+		for _, r := range t.Rows {
+			if same(r) {
+				t.Same = append(t.Same, r)
+			}
+		}
+		t.Rows = slices.DeleteFunc(t.Rows, same)
 	}
-	scale := float64(to) / float64(from)
-	return fmt.Sprintf("not started: %s Services took %s, and the time grows with the square of their number, here to about %s minutes",
-		bench.Thousands(from), bench.Nanoseconds.Format(start.Median), digits(start.Median*scale*scale/float64(time.Minute)))
 }
 
 // draw draws the chart, if there are values for it.
@@ -191,7 +201,7 @@ func (c *chart) draw(r *record) (err error) {
 	}
 	c.Text = strings.TrimSpace("Medians, with bars from the lowest to the highest value. Both axes are logarithmic. " + c.Text)
 	if drawn := c.lines(r); len(drawn.Series) > 1 { // there is no line of one point
-		c.SVG, err = figure.Lines(drawn, "Services", c.Axis)
+		c.SVG, err = figure.Lines(drawn, "Services", c.Axis, c.Apart)
 	}
 	return err
 }

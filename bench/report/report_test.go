@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -31,8 +32,8 @@ func TestComparison(t *testing.T) {
 		"few, 0":   {theirs: []float64{0}, ours: []float64{0}, want: "too few values to test"},
 		"shares":   {theirs: []float64{1, 2, 3, 4}, ours: []float64{11, 12, 13, 14}, want: "different (p = 0.029)"},
 	} {
-		if got := comparison(test.theirs, test.ours, test.ratio); got != test.want {
-			t.Errorf("%s: %q, want %q", name, got, test.want)
+		if got, shown := comparison(test.theirs, test.ours, test.ratio); got != test.want || shown != (name == "far" || name == "more" || name == "less" || name == "shares") {
+			t.Errorf("%s: %q, shown: %t, want %q", name, got, shown, test.want)
 		}
 	}
 }
@@ -105,9 +106,9 @@ func samples(part string, of step) *bench.Result {
 	step := of.name
 	r := &bench.Result{Machine: bench.Machine{Kernel: "6.18"}}
 	subjects := map[string][]string{
-		"scale": {slipNFT, slipIPT, kubeNFT, kubeIPT}, "fleet": {slipNFT, kubeNFT}, "rules": {slipIPT, kubeIPT}, "balancing": {"random", "rr", "ipvs-lc", "lc"},
+		"scale": {slipNFT, slipIPT, kubeNFT, kubeIPT}, "fleet": {slipNFT, kubeNFT}, "churn": {slipNFT, kubeNFT}, "rules": {slipIPT, kubeIPT}, "balancing": {"random", "rr", "ipvs-lc", "lc"},
 		"fastpath": {"off", "no threshold", "threshold 5", "threshold 20", "threshold 100", "threshold 300", "threshold 1000"},
-		"latency":  {slipNFT, slipIPT, kubeNFT, kubeIPT, slipNFT + "-loopback", kubeNFT + "-loopback"},
+		"latency":  {slipNFT, slipIPT, kubeNFT, kubeIPT},
 	}[part]
 	switch {
 	case step == "compare-host":
@@ -134,9 +135,11 @@ func samples(part string, of step) *bench.Result {
 			{Name: "packet_cost", Unit: bench.Nanoseconds, Paired: true}, {Name: "rr_rate", Unit: bench.PerSecond, Better: bench.More, Paired: true}, {Name: "crr_rate", Unit: bench.PerSecond, Better: bench.More, Paired: true}, {Name: "crr_p99", Unit: bench.Nanoseconds, Paired: true}, {Name: "crr_median", Unit: bench.Nanoseconds, Paired: true},
 		},
 		"fleet": {
-			{Name: "fleet_start"}, {Name: "fleet_change"}, {Name: "fleet_last"}, {Name: "fleet_churn"}, {Name: "fleet_cpu"}, {Name: "fleet_rest"}, {Name: "fleet_memory"},
+			{Name: "fleet_start"}, {Name: "fleet_change"}, {Name: "fleet_last", Unit: bench.Nanoseconds}, {Name: "fleet_churn"}, {Name: "fleet_cpu"}, {Name: "fleet_rest"}, {Name: "fleet_memory"},
 			{Name: "server_cpu"}, {Name: "server_memory"}, {Name: "server_sent"},
-			{Name: "fleet_churn_last"}, {Name: "fleet_churn_rate"}, {Name: "fleet_churn_cpu"}, {Name: "fleet_churn_received"}, {Name: "server_churn"},
+		},
+		"churn": {
+			{Name: "fleet_churn"}, {Name: "fleet_churn_last"}, {Name: "fleet_churn_rate"}, {Name: "fleet_churn_cpu"}, {Name: "fleet_churn_received"}, {Name: "server_churn"},
 		},
 		"rules":     {{Name: "rules_10"}, {Name: "rules_20"}, {Name: "rules_100"}, {Name: "rules_1000"}, {Name: "rules_10000"}},
 		"balancing": {{Name: "latency_p99", Unit: bench.Nanoseconds}, {Name: "latency_p50", Unit: bench.Nanoseconds}, {Name: "slow_share", Unit: bench.Percent}, {Name: "proxy_cpu", Unit: bench.Percent}},
@@ -189,30 +192,6 @@ func TestBudget(t *testing.T) {
 	}
 }
 
-// TestTooLong has starts of 10 s with 10,000 Services, and 60 s with 27,000.
-func TestTooLong(t *testing.T) {
-	r := &record{}
-	for step, seconds := range map[string]float64{"services-10000": 10, "services-27000": 60} {
-		of := &bench.Result{Subjects: []bench.Subject{{Name: kubeNFT}}}
-		if err := of.Fill([]bench.Series{{Name: "start"}}, []bench.Samples{{"start": {seconds * 1e9}}}); err != nil {
-			t.Fatal(err)
-		}
-		r.put(&result{Name: step, Result: of})
-	}
-	for from, want := range map[int]string{
-		27_000: "27,000 Services took 60.0 s, and the time grows with the square of their number, here to about 14 minutes",
-		10_000: "10,000 Services took 10.0 s, and the time grows with the square of their number, here to about 17 minutes",
-		1000:   "not started, see above",
-	} {
-		if got := tooLong(r, from, 100_000, "start", kubeNFT); !strings.HasSuffix(got, want) {
-			t.Errorf("%q, want %q", got, want)
-		}
-	}
-	if got := tooLong(r, 27_000, 100_000, "burst", kubeNFT); got != "not started, see above" {
-		t.Errorf("%q", got)
-	}
-}
-
 // TestPage writes a page from complete records: no cell is empty without a reason, and each part has its command.
 func TestPage(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "index.html")
@@ -241,7 +220,12 @@ func TestPage(t *testing.T) {
 			t.Errorf("no part %s", p.Name)
 		}
 	}
-	for _, want := range []string{`id="headlines"`, "3.00 ms", "1.00 ms to 1.00 ms, n = 5", "0.33 times (p = 0.0079)", "bin/bench rules"} {
+	// The first screen, before the first part, has the five figures and two charts.
+	first, _, _ := strings.Cut(text, "<h2")
+	if n := strings.Count(first, "<svg"); n != 2 || strings.Count(first, "<b>3x</b>") != 4 || strings.Count(first, "<b>2x</b>") != 1 {
+		t.Errorf("the first screen has %d charts, in %s", n, regexp.MustCompile("<b>.*</b>").FindAllString(first, -1))
+	}
+	for _, want := range []string{`id="short"`, "3.00 ms", "1.00 ms to 1.00 ms, n = 5", "0.33 times (p = 0.0079)", "bin/bench rules"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the page does not have %q", want)
 		}
@@ -266,7 +250,7 @@ func TestPageMissing(t *testing.T) {
 	}
 	b, _ := os.ReadFile(path)
 	for _, want := range []string{
-		"given up: not within -timeout</td>", "not measured: exit status 1</td>", "Disturbed by other work on the machine: latency, host<",
+		"given up: not within -timeout</td>", "not measured: exit status 1</td>", "Disturbed by other work on the machine: latency, host.",
 		"This part was not run: <code>make report PART=balancing</code>", "Not all was measured: exit status 1",
 	} {
 		if !strings.Contains(string(b), want) {

@@ -19,16 +19,11 @@ import (
 	"github.com/slipstream-proxy/slipstream/bench/cluster"
 	"github.com/slipstream-proxy/slipstream/test/cluster/site"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // Requests are made with many on a connection, or with one.
 var styles = []struct{ name, text string }{{"keepalive", "100 requests a connection"}, {"close", "a connection for each request"}}
-
-// loopbackOf is the subject beside a proxy in nftables mode whose client is the node itself, at the
-// NodePort of a loopback address: a process of the proxy relays the connection.
-const loopbackOf = "-loopback"
 
 func latencySeries(o *options) (all []bench.Series) {
 	for _, n := range o.Services {
@@ -58,14 +53,6 @@ func latencyName(style, what string, services int) string {
 type station struct {
 	*measurement
 	processes []*lab.Program // the proxy and the servers, whose processor time counts
-	turns     []turn
-}
-
-// turn is what makes requests on a station.
-type turn struct {
-	subject int
-	machine *lab.Namespace
-	url     string
 }
 
 // measureLatency adds the requests' latencies to a result. Each proxy runs on a node of its own. One
@@ -89,7 +76,7 @@ func measureLatency(ctx context.Context, o *options, r *bench.Result, subjects [
 		return err
 	}
 	defer func() { err = errors.Join(err, e.close()) }()
-	svc, servers, err := e.serveNginx(ctx, e.nodes[len(subjects)])
+	servers, err := e.serveNginx(ctx, e.nodes[len(subjects)])
 	if err != nil {
 		return err
 	}
@@ -105,15 +92,7 @@ func measureLatency(ctx context.Context, o *options, r *bench.Result, subjects [
 		s := &station{measurement: m}
 		defer func() { err = errors.Join(err, s.proxy.Close()) }()
 		s.processes = append(servers[:len(servers):len(servers)], s.proxy.Program)
-		to := netip.AddrPortFrom(frontend(nginxService).Addr(), cluster.Port)
-		s.turns = append(s.turns, turn{len(stations), s.node.client.Namespace, fmt.Sprintf("http://%v/", to)})
 		stations = append(stations, s)
-	}
-	for _, s := range stations {
-		if s.subject.Mode() == "nftables" {
-			s.turns = append(s.turns, turn{len(r.Subjects), s.node.Namespace, fmt.Sprintf("http://127.0.0.1:%d/", svc.Spec.Ports[0].NodePort)})
-			r.AddSubjects(string(s.subject) + loopbackOf)
-		}
 	}
 	e.watched = true
 	all := bench.NewSamples(len(r.Subjects))
@@ -128,11 +107,9 @@ func measureLatency(ctx context.Context, o *options, r *bench.Result, subjects [
 		}
 		bench.Quiet(ctx)
 		err := bench.Turns(ctx, o.Rounds, len(stations), func(_, i int) error {
-			for _, t := range stations[i].turns {
-				for _, style := range styles {
-					if err := stations[i].request(ctx, t, style.name, n, all[t.subject]); err != nil {
-						return fmt.Errorf("%s: %d Services: %w", r.Subjects[t.subject].Name, n, err)
-					}
+			for _, style := range styles {
+				if err := stations[i].request(ctx, style.name, n, all[i]); err != nil {
+					return fmt.Errorf("%s: %d Services: %w", r.Subjects[i].Name, n, err)
 				}
 			}
 			return nil
@@ -148,8 +125,13 @@ func measureLatency(ctx context.Context, o *options, r *bench.Result, subjects [
 // nginxService is the number of the Service that is measured, after all others.
 const nginxService = maxServices - 1
 
-// serveNginx starts nginx in pods of a node and makes a Service of them, with a NodePort.
-func (e *environment) serveNginx(ctx context.Context, on *site.Node) (_ *corev1.Service, servers []*lab.Program, err error) {
+// nginxURL is its address.
+func nginxURL() string {
+	return fmt.Sprintf("http://%v/", netip.AddrPortFrom(frontend(nginxService).Addr(), cluster.Port))
+}
+
+// serveNginx starts nginx in pods of a node and makes a Service of them.
+func (e *environment) serveNginx(ctx context.Context, on *site.Node) (servers []*lab.Program, err error) {
 	config := filepath.Join(e.dir, "nginx.conf")
 	var temporary strings.Builder
 	for _, kind := range []string{"client_body", "proxy", "fastcgi", "uwsgi", "scgi"} {
@@ -162,10 +144,10 @@ http { access_log off; keepalive_requests 1000000; %s
 server { listen %d backlog=1024; location / { return 200 "ok\n"; } } }
 `, temporary.String(), cluster.TargetPort)
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	svc := e.Service(0)
-	svc.Name, svc.Spec.Type = "nginx", corev1.ServiceTypeNodePort
+	svc.Name = "nginx"
 	svc.Spec.ClusterIP = frontend(nginxService).Addr().String()
 	svc.Spec.ClusterIPs = nil
 	slice := e.Slices(0)[0]
@@ -176,22 +158,21 @@ server { listen %d backlog=1024; location / { return 200 "ok\n"; } } }
 		name := fmt.Sprintf("nginx-%d", i+1)
 		pod, err := on.Idle(name)
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 		slice.Endpoints[i].Addresses = []string{pod.Addr(false).String()}
 		server, err := pod.StartProgram(e.dir, name, e.nginx, "-c", config, "-p", e.dir)
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 		servers = append(servers, server)
 	}
 	client := e.site.Plane.Client
-	svc, err = client.CoreV1().Services(namespace).Create(ctx, svc, metav1.CreateOptions{})
-	if err != nil {
-		return nil, nil, err
+	if _, err := client.CoreV1().Services(namespace).Create(ctx, svc, metav1.CreateOptions{}); err != nil {
+		return nil, err
 	}
 	_, err = client.DiscoveryV1().EndpointSlices(namespace).Create(ctx, slice, metav1.CreateOptions{})
-	return svc, servers, err
+	return servers, err
 }
 
 // await waits until a sample of all Services, and the last one, answer, and the proxy has nothing
@@ -204,27 +185,25 @@ func (s *station) await(ctx context.Context) error {
 	if _, err := s.awaitAll(ctx, all, time.Now()); err != nil {
 		return s.proxy.Explain(err)
 	}
-	for _, t := range s.turns {
-		err := s.proxy.Await(ctx, func(ctx context.Context) error {
-			_, _, err := t.machine.Get(ctx, t.url)
-			return err
-		})
-		if err != nil {
-			return fmt.Errorf("%s: %w", t.url, err)
-		}
+	err := s.proxy.Await(ctx, func(ctx context.Context) error {
+		_, _, err := s.node.client.Get(ctx, nginxURL())
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("%s: %w", nginxURL(), err)
 	}
 	return s.calm(ctx, s.proxy.PID())
 }
 
 // request makes a turn's requests.
-func (s *station) request(ctx context.Context, t turn, style string, services int, into bench.Samples) error {
+func (s *station) request(ctx context.Context, style string, services int, into bench.Samples) error {
 	before, err := bench.UsedBy(s.processes...)
 	if err != nil {
 		return err
 	}
 	begin := time.Now()
-	load := exec.CommandContext(ctx, s.load, t.url, strconv.Itoa(s.Rate), fmt.Sprintf("%ds", s.Seconds), "10", style)
-	out, err := t.machine.Output(load)
+	load := exec.CommandContext(ctx, s.load, nginxURL(), strconv.Itoa(s.Rate), fmt.Sprintf("%ds", s.Seconds), "10", style)
+	out, err := s.node.client.Output(load)
 	if err != nil {
 		return err
 	}

@@ -48,7 +48,7 @@ func TestLatency(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(r.Subjects) != 6 || r.Subjects[4].Name != "slipstream-loopback" || r.Subjects[5].Name != "kube-proxy-nftables-loopback" {
+	if len(r.Subjects) != 4 {
 		t.Fatalf("subjects %+v", r.Subjects)
 	}
 	for _, n := range []int{1, 20} {
