@@ -16,6 +16,7 @@ import (
 	"strings"
 	"sync"
 	"testing/synctest"
+	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/source"
 	corev1 "k8s.io/api/core/v1"
@@ -113,9 +114,9 @@ func (s *server) put(o source.Object, delete bool) {
 
 // repeat sends the last event about each object once more, or an earlier version of an object that exists.
 func (s *server) repeat(stale bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, st := range s.streams {
+	s.each(func(st *stream) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
 		k := s.kinds[st.resource]
 		for _, l := range slices.Backward(k.log) {
 			switch {
@@ -128,7 +129,7 @@ func (s *server) repeat(stale bool) {
 			}
 			break
 		}
-	}
+	})
 }
 
 // compact forgets all changes: watches from before them get 410 Gone.
@@ -143,27 +144,31 @@ func (s *server) compact() {
 
 // cut ends the watches of a resource, all for "", within an event or after one.
 func (s *server) cut(resource string, within bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.streams = slices.DeleteFunc(s.streams, func(st *stream) bool {
+	s.each(func(st *stream) {
 		if resource != "" && st.resource != resource {
-			return false
+			return
 		}
+		s.mu.Lock()
+		s.streams = slices.DeleteFunc(s.streams, func(is *stream) bool { return is == st })
+		s.mu.Unlock()
 		if within {
 			_, _ = st.Write([]byte{0, 0, 1, 0, '{'})
 		}
 		st.end(io.EOF)
-		return true
 	})
 }
 
 // pause stops or continues the watches.
-func (s *server) pause(paused bool) {
+func (s *server) pause(paused bool) { s.each(func(st *stream) { st.pause(paused) }) }
+
+// each calls a function for each watch, one after the other: what follows from one has happened before the next. The
+// client's delays are numbers from one sequence, and on a busy machine the scheduler would decide who gets which.
+func (s *server) each(do func(*stream)) {
 	s.mu.Lock()
 	streams := slices.Clone(s.streams)
 	s.mu.Unlock()
 	for _, st := range streams {
-		st.pause(paused)
+		do(st)
 		synctest.Wait()
 	}
 }
@@ -178,10 +183,12 @@ var errDown = errors.New("connection refused")
 
 // RoundTrip implements http.RoundTripper.
 func (s *server) RoundTrip(r *http.Request) (*http.Response, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	path := strings.Split(strings.Trim(r.URL.Path, "/"), "/")
 	resource, q := path[len(path)-1], r.URL.Query()
+	// Requests that begin at the same time, as when the proxy starts, are answered in this order.
+	time.Sleep(time.Duration(1+slices.Index([]string{"nodes", "services", "endpointslices", "servicecidrs"}, resource)) * time.Microsecond)
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	k := s.kinds[resource]
 	switch {
 	case s.down:

@@ -36,7 +36,7 @@ var (
 	parts   = flag.Int("sim-parts", 1, "how many processes run seeds; other tests run beside those of CI")
 )
 
-// plan is what happens in a run. It determines everything except the order of what happens at the same time.
+// plan is what happens in a run. It determines everything except the order of goroutines.
 type plan struct {
 	Generation uint32 // of the kernel at the start
 	Flags      uint16 // configuration
@@ -190,7 +190,7 @@ func simulateSeeds(t *testing.T, first uint64) (c counted) {
 	return c
 }
 
-// TestRepeats runs some plans twice: the same happens, in most of them.
+// TestRepeats runs some plans twice: the same happens.
 func TestRepeats(t *testing.T) {
 	onHost(t)
 	runtime.GOMAXPROCS(1)
@@ -203,8 +203,8 @@ func TestRepeats(t *testing.T) {
 			differ = append(differ, fmt.Sprintf("seed %d:\n%s", first+i, difference(a.traced, b.traced)))
 		}
 	}
-	t.Logf("%d of %d plans from seed %d do not repeat\n%s", len(differ), *repeats, first, strings.Join(differ, "\n"))
-	if len(differ) > max(1, *repeats/3) {
+	t.Logf("%d plans from seed %d", *repeats, first)
+	if len(differ) > 0 {
 		t.Errorf("%d of %d plans do not repeat:\n%s", len(differ), *repeats, strings.Join(differ, "\n"))
 	}
 }
