@@ -219,8 +219,10 @@ func (svc *service) countBackends(sl *slice, n int) {
 // countElements has a Service, and others of its namespace, be served if there is room for them.
 func (s *State) countElements(svc *service) {
 	n, ranges := svc.elements()
-	for _, svc := range append(s.elements.set(svc, n), s.ranges.set(svc, ranges)...) {
+	left, told := s.elements.set(svc, n), map[*service]bool{}
+	for i, svc := range append(left, s.ranges.set(svc, ranges)...) {
 		switch n, ranges := svc.elements(); {
+		case told[svc], i >= len(left) && s.elements.over(svc): // that it is left out has been told
 		case s.elements.over(svc):
 			s.problems = append(s.problems, ProblemOf(svc.name, "spec.ports", fmt.Sprintf(
 				"the Service is left out: it needs %d frontends, source ranges and endpoints, and its namespace may have %d, and %d more for each Service (namespaceElements)",
@@ -229,6 +231,7 @@ func (s *State) countElements(svc *service) {
 			s.problems = append(s.problems, ProblemOf(svc.name, rangesField, fmt.Sprintf(
 				"the Service is served without its ranges: it needs %d at its addresses, and its namespace may have %d", ranges, s.ranges.level)))
 		}
+		told[svc] = true
 		s.serve(svc)
 	}
 }

@@ -256,6 +256,38 @@ func TestNamespaceRanges(t *testing.T) {
 	}
 }
 
+// TestOverBothBudgets has one update take a Service over both budgets, of elements and of ranges, and from one to the
+// other. Each time one Problem says what has become of the Service.
+func TestOverBothBudgets(t *testing.T) {
+	s := New(Config{NamespaceElements: 1000})
+	s.ranges = newBudget(8, 0, namespacesRanges)
+	ranges := []string{"udp/1000-1010", "udp/2000-2010", "udp/3000-3010", "udp/4000-4010", "udp/5000-5010"}
+	want := func(ports, ranged int, problems ...string) {
+		t.Helper()
+		addService(s, "x", 1, ports, 0, corev1.ServiceSpec{}, map[string]string{AnnotationPortRanges: strings.Join(ranges[:ranged], ",")}, "")
+		u := s.Change()
+		for u.Rebuild {
+			u = s.Full()
+		}
+		ok := len(u.Problems) == len(problems)
+		for i := 0; ok && i < len(problems); i++ {
+			ok = strings.Contains(u.Problems[i].Reason, problems[i])
+		}
+		if !ok {
+			t.Errorf("%d ports, %d ranges: problems %v, want %q", ports, ranged, u.Problems, problems)
+		}
+	}
+	const leftOut, without = "is left out", "served without its ranges"
+	want(1, 1)
+	want(500, 5, leftOut)
+	want(500, 1) // still over the elements
+	want(501, 5) // over both again, but it is left out
+	want(1, 5, without)
+	want(1, 1)
+	want(500, 1, leftOut)
+	want(1, 5, without)
+}
+
 // TestSmallServicesMakeNoRoom has a thousand Services that need little. A large one has not more room because of them.
 func TestSmallServicesMakeNoRoom(t *testing.T) {
 	s := New(Config{})
