@@ -182,6 +182,9 @@ func (e *endpoints) list(b Backend, c condition, weight uint8, n int) {
 	}
 	en := &e.entries[i]
 	e.count(en, -1)
+	if weight == 0 { // it takes no new connections, not even as the last resort; its flows go on
+		c &^= ready | terminating
+	}
 	all := e.shared[b]
 	switch {
 	case en.listed == 0:

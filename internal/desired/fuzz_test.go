@@ -11,31 +11,13 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired/desiredtest"
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
-
-// moreAnnotations of Services, with values. Ranges overlap, and have ports of other Services.
-var moreAnnotations = [][]string{
-	{"port-ranges", "udp/70-90", "tcp/80-81, udp/1-30080", "all", "tcp/9-1"},
-	{"local-zone-percent", "0", "30", "100"},
-	{"max-connections", "5", "7", "nonsense"},
-	{"limit-action", "drop", "refuse"},
-	{"external-failover", "passthrough", "passthrough", "nonsense"},
-}
 
 // checkSequence runs a sequence of events. It returns an error unless every change
 // fits the content before it and the final content equals that of a fresh State.
 func checkSequence(input []byte) error {
 	c := desiredtest.NewChoices(input)
-	c.Edit = func(svc *corev1.Service) {
-		for _, x := range moreAnnotations {
-			if c.Below(4) == 0 {
-				metav1.SetMetaDataAnnotation(&svc.ObjectMeta, "slipstream.io/"+x[0], x[1+c.Below(len(x)-1)])
-			}
-		}
-	}
 	config := Config{
 		NodeName:    desiredtest.ThisNode,
 		NodePorts:   NodePortAddresses{Primary: c.Below(2) == 1},

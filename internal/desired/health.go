@@ -37,8 +37,8 @@ type healthState struct {
 
 // count adds (n = 1) or removes (n = -1) what a slice lists.
 func (h *healthState) count(sl *slice, n int32) {
-	if h == nil || sl == nil || len(sl.ports) == 0 {
-		return // a slice without ports has no endpoints for any Service port
+	if h == nil || sl == nil || sl.weight == 0 || len(sl.ports) == 0 {
+		return // a slice without ports has no endpoints for any Service port, and one of weight 0 none that is ready
 	}
 	for _, e := range sl.endpoints {
 		if e.cond&(ready|local) != ready|local {

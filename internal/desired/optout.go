@@ -4,6 +4,7 @@ package desired
 
 import (
 	"net/netip"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -22,8 +23,8 @@ type optOuts struct {
 
 // pod is the part of a pod that the proxy uses.
 type pod struct {
-	annotation string
-	off        bool // by itself
+	annotation string // its beginning
+	off        bool   // by Config.SlowPathPod
 	direct     bool
 	ips        []netip.Addr
 }
@@ -31,13 +32,13 @@ type pod struct {
 // SetPod adds or replaces a pod of this node. The object is not retained. Addresses of the host's
 // network belong to the node, and those of a pod that has ended may belong to another one.
 func (s *State) SetPod(in *corev1.Pod) {
-	in = permitted(s, in)
 	name := types.NamespacedName{Namespace: in.Namespace, Name: in.Name}
-	to := &pod{annotation: in.Annotations[AnnotationFastPath]}
-	if from := s.optOuts.pods[name]; from == nil || from.annotation != to.annotation {
+	value := in.Annotations[AnnotationFastPath]
+	to := &pod{annotation: strings.Clone(value[:min(len(value), 100)])}
+	if from := s.optOuts.pods[name]; s.annotated(in.Namespace) && (from == nil || from.annotation != to.annotation) {
 		s.fastPathProblem(Problem{Object: "Pod " + name.String()}, to.annotation)
 	}
-	to.off = to.annotation == "off" || s.config.SlowPathPod != nil && s.config.SlowPathPod(in)
+	to.off = s.config.SlowPathPod != nil && s.config.SlowPathPod(in)
 	to.direct = s.config.DirectPod != nil && s.config.DirectPod(in)
 	if !in.Spec.HostNetwork && in.Status.Phase != corev1.PodSucceeded && in.Status.Phase != corev1.PodFailed {
 		for _, ip := range in.Status.PodIPs {
@@ -51,7 +52,6 @@ func (s *State) SetPod(in *corev1.Pod) {
 
 // DeletePod deletes a pod.
 func (s *State) DeletePod(namespace, name string) {
-	s.forget((*corev1.Pod)(nil), namespace, name)
 	s.setPod(types.NamespacedName{Namespace: namespace, Name: name}, nil)
 }
 
@@ -72,7 +72,7 @@ func (s *State) setPod(name types.NamespacedName, to *pod) {
 // and if Config.DirectPod selects it.
 func (s *State) usePod(name types.NamespacedName, p *pod, n int) {
 	for _, ip := range p.ips {
-		if p.off || s.optOuts.namespaces[name.Namespace] {
+		if p.off || s.optOuts.namespaces[name.Namespace] || p.annotation == "off" && s.annotated(name.Namespace) {
 			s.sets[SlowPathIPs].use(Address(ip), n)
 		}
 		if p.direct {
@@ -85,19 +85,16 @@ func (s *State) usePod(name types.NamespacedName, p *pod, n int) {
 func (s *State) SetNamespace(in *corev1.Namespace) {
 	value := in.Annotations[AnnotationFastPath]
 	s.fastPathProblem(Problem{Object: "Namespace " + in.Name}, value)
-	s.setNamespace(in.Name, value == "off")
-	s.permit(in.Name, s.config.Annotated != nil && s.config.Annotated(in.Labels))
+	s.setNamespace(in.Name, value == "off", s.config.Annotated != nil && s.config.Annotated(in.Labels))
 }
 
 // DeleteNamespace deletes a Namespace.
-func (s *State) DeleteNamespace(name string) {
-	s.setNamespace(name, false)
-	s.permit(name, false)
-}
+func (s *State) DeleteNamespace(name string) { s.setNamespace(name, false, false) }
 
-func (s *State) setNamespace(name string, off bool) {
-	o := &s.optOuts
-	if o.namespaces[name] == off {
+// setNamespace says whether a Namespace opts out of the fast path, and whether its objects' annotations count.
+func (s *State) setNamespace(name string, off, annotated bool) {
+	o, former := &s.optOuts, s.permits.namespaces[name]
+	if o.namespaces[name] == off && former == annotated {
 		return
 	}
 	usePods := func(n int) {
@@ -109,7 +106,11 @@ func (s *State) setNamespace(name string, off bool) {
 	}
 	usePods(-1)
 	put(o.namespaces, name, off)
+	put(s.permits.namespaces, name, annotated)
 	usePods(1)
+	if former != annotated {
+		s.permit(name)
+	}
 	for _, svc := range s.services {
 		if svc.name.Namespace == name && svc.spec != nil {
 			s.dirtyClaims(svc)

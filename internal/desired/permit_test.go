@@ -10,13 +10,16 @@ import (
 	"path/filepath"
 	"reflect"
 	"regexp"
+	"runtime"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 )
 
 // TestAnnotated has annotations count in Namespaces with a label only, as the label comes and goes.
@@ -209,5 +212,111 @@ func TestSwitch(t *testing.T) {
 		if on := label == "yes"; s.Warming() != on || i > 0 && on != (weights > 0) {
 			t.Errorf("%s: warming %t, %d weights", label, s.Warming(), weights)
 		}
+	}
+}
+
+// TestRecordsAreSmall has objects of up to a quarter of a megabyte, of a kind that a tenant may write, in a namespace whose
+// annotations count, or not yet: annotations that nobody reads, or long ones of the proxy, labels, selectors,
+// addresses. The state keeps kilobytes of each.
+func TestRecordsAreSmall(t *testing.T) {
+	const objects, each = 10, 12 << 10
+	long := func(i int) string { return fmt.Sprint(i) + strings.Repeat("x", 250_000) }
+	many := func(i int) map[string]string {
+		all := map[string]string{}
+		for j := range 200 {
+			all[fmt.Sprintf("%s-%d-%d", strings.Repeat("x", 200), i, j)] = fmt.Sprint(i)
+		}
+		return all
+	}
+	annotations := map[string]func(i int) string{
+		AnnotationScheduler: func(i int) string { return "maglev" + strings.Repeat(",maglev-port", 20_000) + fmt.Sprint(i) },
+		AnnotationPortRanges: func(i int) string {
+			return "udp/" + strings.Repeat("0", 100_000) + "1-9," + strings.Repeat(" ", 100_000) + fmt.Sprint("tcp/1-", i+2)
+		},
+		AnnotationFastPath: long, AnnotationWeight: long, AnnotationLimitAction: long, "example.com/x": long, AnnotationSlowStart: func(int) string { return "9s" },
+	}
+	for what, config := range map[string]Config{"all": {}, "selector": {Annotated: func(l map[string]string) bool { return l["allowed"] == "yes" }}} {
+		for annotation, value := range annotations {
+			if testing.Short() && annotation != AnnotationPortRanges {
+				continue
+			}
+			for kind, add := range map[string]func(s *State, meta metav1.ObjectMeta, i int){
+				"Service": func(s *State, meta metav1.ObjectMeta, i int) {
+					meta.OwnerReferences = []metav1.OwnerReference{{Name: long(i)}}
+					s.SetService(&corev1.Service{ObjectMeta: meta, Spec: corev1.ServiceSpec{
+						ClusterIP: fmt.Sprint("10.96.1.", i), Ports: []corev1.ServicePort{{Port: 80}}, Selector: many(i),
+					}})
+				},
+				"EndpointSlice": func(s *State, meta metav1.ObjectMeta, i int) {
+					meta.Labels[discoveryv1.LabelServiceName] = "x"
+					sl := &discoveryv1.EndpointSlice{ObjectMeta: meta, AddressType: discoveryv1.AddressTypeIPv6}
+					for j := range 10 {
+						e := discoveryv1.Endpoint{Hostname: ptr.To(fmt.Sprint("host-", j))}
+						for k := range 100 {
+							e.Addresses = append(e.Addresses, fmt.Sprintf("2001:db8::%d:%d:%d", i, j, k))
+						}
+						sl.Endpoints = append(sl.Endpoints, e)
+					}
+					s.SetEndpointSlice(sl)
+				},
+				"Pod": func(s *State, meta metav1.ObjectMeta, i int) { s.SetPod(&corev1.Pod{ObjectMeta: meta}) },
+			} {
+				s := New(config)
+				heap := func() (m runtime.MemStats) {
+					runtime.GC()
+					runtime.GC()
+					runtime.ReadMemStats(&m)
+					return m
+				}
+				before := heap()
+				for i := range objects {
+					add(s, metav1.ObjectMeta{Namespace: "x", Name: fmt.Sprint("x", i), Labels: many(i), Annotations: map[string]string{annotation: value(i), "example.com/y": long(i)}}, i)
+				}
+				s.Full()
+				if n := (int64(heap().HeapAlloc) - int64(before.HeapAlloc)) / objects; n > each {
+					t.Errorf("%s: a %s with %s takes %d bytes", what, kind, annotation, n)
+				}
+				s.SetNamespace(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "x", Labels: map[string]string{"allowed": "yes"}}})
+				s.Full()
+				if n := (int64(heap().HeapAlloc) - int64(before.HeapAlloc)) / objects; n > each {
+					t.Errorf("%s, once allowed: a %s with %s takes %d bytes", what, kind, annotation, n)
+				}
+				runtime.KeepAlive(s)
+			}
+		}
+	}
+}
+
+// TestPodSwitch has the annotation of a pod count while the label of its Namespace says so. What the configuration
+// excludes by other annotations is excluded always.
+func TestPodSwitch(t *testing.T) {
+	s := New(Config{
+		Annotated:   func(l map[string]string) bool { return l["allowed"] == "yes" },
+		SlowPathPod: func(p *corev1.Pod) bool { return p.Annotations["example.com/slow"] == "yes" },
+	})
+	pod := func(name, ip string, annotations map[string]string) {
+		s.SetPod(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "x", Name: name, Annotations: annotations}, Status: corev1.PodStatus{PodIPs: []corev1.PodIP{{IP: ip}}}})
+	}
+	pod("a", "10.0.0.1", map[string]string{AnnotationFastPath: "off"})
+	pod("b", "10.0.0.2", map[string]string{AnnotationFastPath: "on", "example.com/slow": "yes"})
+	pod("c", "10.0.0.3", map[string]string{AnnotationFastPath: "nonsense"})
+	s.Full()
+	for i, label := range []string{"no", "yes", "no", "yes"} {
+		s.SetNamespace(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "x", Labels: map[string]string{"allowed": label}}})
+		u := s.Change()
+		if got, want := len(s.sets[SlowPathIPs].all), map[string]int{"no": 1, "yes": 2}[label]; got != want || len(u.Problems) > 0 {
+			t.Errorf("%d: %s: %d addresses stay off the fast path; problems %v", i, label, got, u.Problems)
+		}
+	}
+	pod("c", "10.0.0.3", map[string]string{AnnotationFastPath: "no nonsense"})
+	if u := s.Change(); len(u.Problems) != 1 {
+		t.Errorf("problems %v", u.Problems)
+	}
+	for _, name := range []string{"a", "b", "c"} {
+		s.DeletePod("x", name)
+	}
+	s.Change()
+	if n := len(s.sets[SlowPathIPs].all); n != 0 {
+		t.Errorf("%d addresses of deleted pods", n)
 	}
 }

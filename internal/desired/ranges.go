@@ -68,11 +68,11 @@ func parseRanges(text string) (all []portID, err error) {
 		}
 		first, bad := strconv.ParseUint(from, 10, 16)
 		last, bad2 := strconv.ParseUint(to, 10, 16)
-		id := portID{name: item, protocol: protocols[corev1.Protocol(strings.ToUpper(protocol))], number: uint16(first), last: uint16(last)}
+		id := portID{name: strings.Clone(item), protocol: protocols[corev1.Protocol(strings.ToUpper(protocol))], number: uint16(first), last: uint16(last)}
 		switch {
 		case len(all) == mostRanges:
 			return nil, fmt.Errorf("more than %d ranges", mostRanges)
-		case protocol == "" || id.protocol == 0 || bad != nil || bad2 != nil || first == 0 || first > last:
+		case protocol == "" || id.protocol == 0 || len(item) > len("sctp/10000-20000") || bad != nil || bad2 != nil || first == 0 || first > last:
 			return nil, fmt.Errorf("%q is neither all nor a range such as udp/10000-20000", item)
 		case slices.ContainsFunc(all, func(o portID) bool {
 			return o.protocol == id.protocol && o.number <= id.last && id.number <= o.last

@@ -119,10 +119,6 @@ func (p slicePort) compare(q slicePort) int {
 
 func (s *State) endpoint(sl *slice, zones map[string]zoneSet, ip netip.Addr, e *discoveryv1.Endpoint) sliceEndpoint {
 	out := sliceEndpoint{ip: ip.As16(), cond: s.conditionOf(e)}
-	if sl.weight == 0 {
-		// It takes no new connections, not even as the last resort. Its flows go on.
-		out.cond &^= ready | terminating
-	}
 	out.zones = sl.zones.of(e, zones)
 	out.cond |= s.zoneCondition(sl.zones.get(out.zones))
 	return out

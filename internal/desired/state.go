@@ -91,7 +91,7 @@ func New(c Config) *State {
 		silent:       map[string]map[Backend]int{},
 		told:         map[object][]Problem{},
 		limited:      map[*service]bool{},
-		permits:      permits{map[string]bool{}, map[string]map[string]metav1.Object{}},
+		permits:      permits{map[string]bool{}, map[string]metav1.Object{}},
 		slots:        newBudget(cmp.Or(c.NamespaceSlots, MaxSlots), 0, namespacesSlots),
 		elements:     newBudget(elements, elements*256/MaxElements, namespacesElements),
 		ranges:       newBudget(MaxRanges, 0, namespacesRanges),

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"maps"
 	"slices"
 	"sync/atomic"
@@ -250,7 +251,8 @@ const policyPause = 15 * time.Second
 type policies struct {
 	changed atomic.Bool // since the last call
 	called  time.Time
-	labels  map[string]map[string]string // of pods and Namespaces
+	labels  map[string]uint64 // hashes of those of pods and Namespaces: a pod may have a megabyte
+	seed    maphash.Seed
 }
 
 // noteLabels reports whether an event changes the labels of a pod or a Namespace that was known.
@@ -262,11 +264,8 @@ func (c *policies) noteLabels(e source.Event) bool {
 		delete(c.labels, key)
 		return false
 	}
-	if c.labels == nil {
-		c.labels = map[string]map[string]string{}
-	}
-	c.labels[key] = o.GetLabels()
-	return known && !maps.Equal(was, o.GetLabels())
+	c.labels[key] = maphash.String(c.seed, fmt.Sprint(o.GetLabels())) // in order
+	return known && was != c.labels[key]
 }
 
 // checkPolicies calls Options.PolicyChanged if it is due.

@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"maps"
 	"net/netip"
 	"os"
@@ -152,6 +153,7 @@ func New(s source.Source, st *desired.State, b dataplane.Programmer, m *metrics.
 		full:      true,
 		shrunk:    map[desired.PoolID]time.Time{},
 		held:      map[string]source.Event{},
+		policies:  policies{labels: map[string]uint64{}, seed: maphash.MakeSeed()},
 		backoff:   newBackoff(),
 		pace:      pace{look: o.Readers},
 		outliers:  outliers{tenants: map[string]*tenant{}, done: make(chan func(), mostProbes)},

@@ -247,6 +247,19 @@ var attacks = []attack{
 			func(ctx context.Context, c *tenants, i int) error {
 				return c.annotate(ctx, of(i, desired.AnnotationScheduler, desired.AnnotationLocalZone), strings.Repeat(of(i, "x", "y", "z"), 125_000))
 			})},
+	{name: "250 kB of annotations and labels in each of many Services and pods", short: true,
+		write: func(ctx context.Context, c *tenants, i int) error {
+			meta := metav1.ObjectMeta{Name: fmt.Sprint("x", i), Labels: map[string]string{}, Annotations: map[string]string{
+				desired.AnnotationPortRanges: "tcp/" + strings.Repeat("0", 120_000) + "1-9", desired.AnnotationFastPath: strings.Repeat("x", 120_000),
+			}}
+			for j := range 1000 {
+				meta.Labels[fmt.Sprintf("%s.example.com/%d-%d", strings.Repeat("x", 60), i, j)] = strings.Repeat("y", 60)
+			}
+			if i%2 == 0 {
+				return c.set(ctx, &corev1.Service{ObjectMeta: meta, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 1}}, Selector: meta.Labels}})
+			}
+			return c.set(ctx, &corev1.Pod{ObjectMeta: meta, Spec: corev1.PodSpec{NodeName: c.node.Name(), Containers: []corev1.Container{{Name: "x", Image: "registry.invalid/x"}}}})
+		}},
 	{name: "opting out of the fast path and in again: a Service",
 		write: both(func() *corev1.Service { return serviceOf("x", 1) },
 			func(ctx context.Context, c *tenants, i int) error {
@@ -439,6 +452,17 @@ var attacks = []attack{
 			svc.Spec.ExternalIPs = []string{"192.0.2.1", "192.0.2.2", "192.0.2.3"}
 			return c.set(ctx, svc)
 		}},
+	{name: "1,024 ranges of ports, all adjacent, shifted with each write",
+		write: func(ctx context.Context, c *tenants, i int) error {
+			var ranges []string
+			for j := range 16 {
+				first := i%64*1000 + j*60 + i/64 + 1
+				ranges = append(ranges, fmt.Sprintf("tcp/%d-%d", first, first+59))
+			}
+			svc := serviceOf(fmt.Sprint("x", i%64), 1, desired.AnnotationPortRanges, strings.Join(ranges, ","))
+			svc.Spec.ExternalIPs = []string{"192.0.2.1"}
+			return c.set(ctx, svc)
+		}},
 	{name: "limits of connections, all different", short: true,
 		write: func(ctx context.Context, c *tenants, i int) error {
 			return c.set(ctx, serviceOf(fmt.Sprint("x", i%20), 20, desired.AnnotationMaxConnections, fmt.Sprint(i+1), desired.AnnotationMaxPerClient, fmt.Sprint(i%100+1),
@@ -457,6 +481,22 @@ var attacks = []attack{
 			}
 			return c.set(ctx, sl)
 		})},
+	{name: "slow start, all different",
+		write: func(ctx context.Context, c *tenants, i int) error {
+			name := fmt.Sprint("x", i/2%20)
+			if i%2 == 0 {
+				return c.set(ctx, serviceOf(name, 5, desired.AnnotationSlowStart, fmt.Sprint(i%3600+1, "s")))
+			}
+			return c.set(ctx, sliceOf(name, name, 5, 100, i/40*100))
+		}},
+	{name: "outlier detection of 10,000 endpoints that do not answer",
+		write: both(func() *corev1.Service { return serviceOf("x", 1, desired.AnnotationOutliers, desired.EjectOutliers) },
+			func(ctx context.Context, c *tenants, i int) error {
+				if i < 10 {
+					return c.set(ctx, sliceOf("x", fmt.Sprint("x-", i), 1, 1000, i*1000))
+				}
+				return c.connect(ctx, func(int) netip.Addr { return c.hostile.Pod.Addr(false) })
+			})},
 	{name: "outlier detection of 1,000 endpoints that do not answer",
 		write: both(func() *corev1.Service { return serviceOf("x", 1, desired.AnnotationOutliers, desired.EjectOutliers) },
 			func(ctx context.Context, c *tenants, i int) error {

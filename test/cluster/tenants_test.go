@@ -50,6 +50,10 @@ const (
 // before: they wait for the commit that is under way, such as one of 50,000 new endpoints.
 const oneCommit = 250 * time.Millisecond
 
+// busy is the part of the time that processors are idle below which other programs have them: then what the proxy's share
+// is by the clock says little, and what it is in processor time counts.
+const busy = 0.1
+
 // The namespaces of the campaign.
 const (
 	victimNamespace   = "victim"
@@ -92,11 +96,16 @@ func TestTenants(t *testing.T) {
 			}
 			t.Logf("before %v\nduring %v\nafter  %v", before, during, after)
 			was, is := before.quantiles(0.99), during.quantiles(0.99)
-			if *campaign != "" && is.share > max(2*was.share, oneCommit) {
-				t.Errorf("the proxy's share of the p99 of the victim's changes is %v, and was %v", is.share, was.share)
+			if limit := max(2*was.share, oneCommit); *campaign != "" && is.share > limit {
+				report := t.Errorf
+				if during.idle < busy && is.cpu < limit { // else it sleeps, or does too much
+					report = t.Logf
+				}
+				report("the proxy's share of the p99 of the victim's changes is %v, and was %v; its processor time meanwhile %v, and the processors are idle for %.0f %%",
+					is.share, was.share, is.cpu, 100*during.idle)
 			}
-			rows = append(rows, fmt.Sprintf("| %s | %d | %d of %d | %s, %s | %s, %s | %+d MB | %+d MB | %.0f, %.0f, %.0f %% |", a.name, during.accepted,
-				during.failed, during.failed+during.ok, was.since, is.since, was.share, is.share, max(0, proxy>>20), max(0, kernel>>20),
+			rows = append(rows, fmt.Sprintf("| %s | %d | %d of %d | %s, %s | %s, %s | %s, %s | %+d MB | %+d MB | %.0f, %.0f, %.0f %% |", a.name, during.accepted,
+				during.failed, during.failed+during.ok, was.since, is.since, was.share, is.share, was.cpu, is.cpu, max(0, proxy>>20), max(0, kernel>>20),
 				100*before.cpu, 100*during.cpu, 100*after.cpu))
 		})
 	}
@@ -117,8 +126,8 @@ func writeTable(path string, rows []string) error {
 	if !ok1 || !ok2 {
 		return fmt.Errorf("%s has no marks for the table", path)
 	}
-	table := "| attack | writes taken | victim's connections failed | p99 of the victim's changes, before and during | the proxy's share | proxy | kernel | CPU before, during, after |\n" +
-		"| --- | --- | --- | --- | --- | --- | --- | --- |\n" + strings.Join(rows, "\n") + "\n"
+	table := "| attack | writes taken | victim's connections failed | p99 of the victim's changes, before and during | the proxy's share | its processor time | proxy | kernel | CPU before, during, after |\n" +
+		"| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n" + strings.Join(rows, "\n") + "\n"
 	return os.WriteFile(path, slices.Concat(head, []byte(begin+table+end), tail), 0o644)
 }
 
@@ -199,6 +208,7 @@ type measured struct {
 
 	proxyMemory, kernelMemory int64   // the most
 	cpu                       float64 // of the proxy, of one processor
+	idle                      float64 // part of the time of all processors
 }
 
 // quantiles returns those of the whole times of the victim's changes, and of the proxy's share.
@@ -213,12 +223,14 @@ func (m measured) quantiles(q float64) (of changed) {
 		}
 		return all[int(q*float64(len(all)-1)+0.5)].Round(time.Millisecond)
 	}
-	return changed{at(func(c changed) time.Duration { return c.since }), at(func(c changed) time.Duration { return c.share })}
+	return changed{
+		at(func(c changed) time.Duration { return c.since }), at(func(c changed) time.Duration { return c.share }), at(func(c changed) time.Duration { return c.cpu }),
+	}
 }
 
 func (m measured) String() string {
-	return fmt.Sprintf("%d of %d writes taken; %d changes, p50 and the proxy's share %v, p99 %v; %d connections, %d failed; proxy %d MB, kernel %d MB, CPU %.0f %%",
-		m.accepted, m.writes, len(m.changes), m.quantiles(0.5), m.quantiles(0.99), m.ok+m.failed, m.failed, m.proxyMemory>>20, m.kernelMemory>>20, 100*m.cpu)
+	return fmt.Sprintf("%d of %d writes taken; %d changes, p50, the proxy's share and its processor time %v, p99 %v; %d connections, %d failed; proxy %d MB, kernel %d MB, CPU %.0f %%, idle %.0f %%",
+		m.accepted, m.writes, len(m.changes), m.quantiles(0.5), m.quantiles(0.99), m.ok+m.failed, m.failed, m.proxyMemory>>20, m.kernelMemory>>20, 100*m.cpu, 100*m.idle)
 }
 
 // pace is the time between writes, if the API server takes them as fast.
@@ -233,6 +245,7 @@ func (c *tenants) phase(t *testing.T, name string, do write) (m measured) {
 	pid := c.proxy.PID()
 	c.check(os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", pid), []byte("5"), 0)) // resets VmHWM
 	begin, cpu := time.Now(), c.cpu()
+	idle, all := idleTime()
 	before, ok, failed := c.victim.changed(), c.victim.ok(), c.victim.failed.Load()
 	ends := func() bool {
 		if *campaign != "" {
@@ -271,6 +284,8 @@ func (c *tenants) phase(t *testing.T, name string, do write) (m measured) {
 	m.changes = slices.Clone(c.victim.changed()[len(before):])
 	m.ok, m.failed = c.victim.ok()-ok, c.victim.failed.Load()-failed
 	m.cpu = (c.cpu() - cpu).Seconds() / time.Since(begin).Seconds()
+	idleNow, allNow := idleTime()
+	m.idle = (idleNow - idle) / (allNow - all)
 	m.proxyMemory = c.status("VmHWM") << 10
 	return m
 }
@@ -288,7 +303,9 @@ func (c *tenants) status(of string) (n int64) {
 // cpu returns the CPU time of the proxy so far.
 func (c *tenants) cpu() time.Duration {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", c.proxy.PID()))
-	c.check(err)
+	if err != nil { // it has ended
+		return 0
+	}
 	fields := bytes.Fields(text[bytes.LastIndexByte(text, ')')+1:])
 	var ticks int64 // user and system, of 10 ms
 	for _, field := range fields[11:13] {
@@ -297,6 +314,18 @@ func (c *tenants) cpu() time.Duration {
 		ticks += n
 	}
 	return time.Duration(ticks) * 10 * time.Millisecond
+}
+
+// idleTime returns how long all processors have been idle, and for how long they have been, in ticks.
+func idleTime() (idle, all float64) {
+	text, _ := os.ReadFile("/proc/stat")
+	for i, field := range strings.Fields(string(text))[1:9] {
+		n, _ := strconv.ParseFloat(field, 64)
+		if all += n; i == 3 || i == 4 {
+			idle += n
+		}
+	}
+	return idle, all
 }
 
 // clean deletes what the attacker has made.
@@ -369,13 +398,20 @@ type victim struct {
 
 	mu        sync.Mutex
 	changes   []changed
-	delivered map[string]time.Time // to a plain client, by resource version
-	failure   error                // the first since check
+	delivered map[string]delivery // to a plain client, by resource version
+	failure   error               // the first since check
 }
 
 // changed is how long a change of the victim took until a connection reached the new endpoint: since the write, and
-// since a plain client of the API server had it. The second is the proxy's share, and 0 if the connection was earlier.
-type changed struct{ since, share time.Duration }
+// since a plain client of the API server had it. The second is the proxy's share, and 0 if the connection was earlier. cpu
+// is the processor time of all of the proxy's threads meanwhile, in ticks of 10 ms.
+type changed struct{ since, share, cpu time.Duration }
+
+// delivery is when a plain client had a change, and the proxy's processor time then.
+type delivery struct {
+	at  time.Time
+	cpu time.Duration
+}
 
 // victimTimeout bounds each connection of the victim. Machines under attack stand still for seconds.
 func victimTimeout() lab.ConnectOption { return lab.Timeout(max(5*time.Second, *connectTimeout)) }
@@ -384,7 +420,7 @@ func victimTimeout() lab.ConnectOption { return lab.Timeout(max(5*time.Second, *
 const victimNodePort = 30080
 
 func newVictim(c *tenants) *victim {
-	v := &victim{c: c, delivered: map[string]time.Time{}, pods: [2]*runningPod{c.env.pod(0, "victim"), c.env.pod(0, "victim")}}
+	v := &victim{c: c, delivered: map[string]delivery{}, pods: [2]*runningPod{c.env.pod(0, "victim"), c.env.pod(0, "victim")}}
 	ctx := c.Context()
 	for i := range victimServices {
 		svc := &corev1.Service{
@@ -457,9 +493,10 @@ func (v *victim) watch(ctx context.Context, plain k8s.Interface) {
 		for event := range w.ResultChan() {
 			now := time.Now()
 			if sl, is := event.Object.(*discoveryv1.EndpointSlice); is && sl.Namespace == victimNamespace {
+				cpu := v.c.cpu()
 				v.mu.Lock()
 				if _, had := v.delivered[sl.ResourceVersion]; !had {
-					v.delivered[sl.ResourceVersion] = now
+					v.delivered[sl.ResourceVersion] = delivery{now, cpu}
 				}
 				v.mu.Unlock()
 			}
@@ -499,11 +536,11 @@ func (v *victim) change(ctx context.Context, first int) {
 				continue
 			}
 			if v.await(i, turn%2); ctx.Err() == nil {
-				now := time.Now()
+				now, cpu := time.Now(), v.c.cpu()
 				v.mu.Lock()
 				change := changed{since: now.Sub(begin)}
-				if at, ok := v.delivered[sl.ResourceVersion]; ok {
-					change.share = now.Sub(at)
+				if d, ok := v.delivered[sl.ResourceVersion]; ok {
+					change.share, change.cpu = now.Sub(d.at), cpu-d.cpu
 					delete(v.delivered, sl.ResourceVersion)
 				}
 				v.changes = append(v.changes, change)

@@ -49,6 +49,7 @@ type world struct {
 
 	mu        sync.Mutex // the loop's goroutines call before
 	armed     []armed
+	ranged    bool // the proxy's last change had rules for ranges of ports, which stay while it runs
 	tampered  bool // another program has changed Slipstream's tables since the last full write
 	allowed   []*dataplane.Content
 	content   *dataplane.Content // as last read, for a generation
@@ -268,6 +269,7 @@ func (a *audited) call(ctx context.Context, c *desired.Change, kind string, do f
 	stats, err := do(ctx, c)
 	w.allow()
 	w.mu.Lock()
+	w.ranged = c.Ranges
 	w.tampered = w.tampered || err != nil && wasTampered
 	audit = audit && err == nil && !w.tampered && !w.process.dead
 	w.mu.Unlock()
@@ -548,12 +550,14 @@ func (w *world) settle(rules bool) {
 		w.stop(true)
 		w.start()
 	}
-	full := w.wanted()
-	want := dataplane.ContentOf(full)
+	var full *desired.Change
+	var want *dataplane.Content
 	diff, pause := "", time.Second
 	for waited := time.Duration(0); waited < patience; waited += pause {
 		time.Sleep(pause)
 		synctest.Wait()
+		full = w.wanted()
+		want = dataplane.ContentOf(full)
 		if diff = dataplane.Difference(want, w.read()); diff == "" && rules {
 			_, faults, err := w.auditor.Rules(context.Background(), full)
 			if err != nil {
@@ -590,7 +594,11 @@ func (w *world) wanted() *desired.Change {
 			proxy.ApplyEvent(s, source.Event{Type: source.Set, Object: o})
 		}
 	}
-	return &s.Full().Change
+	c := &s.Full().Change
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	c.Ranges = c.Ranges || w.ranged
+	return c
 }
 
 // checkOther checks that the other program's table is as it left it.

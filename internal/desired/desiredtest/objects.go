@@ -50,10 +50,7 @@ type State interface {
 
 // Choices turns input bytes, random or from a fuzzer, into decisions. At the end of the
 // input all decisions are 0.
-type Choices struct {
-	rest []byte
-	Edit func(*corev1.Service) // each Service, if not nil
-}
+type Choices struct{ rest []byte }
 
 // NewChoices returns the decisions of an input.
 func NewChoices(input []byte) *Choices { return &Choices{rest: input} }
@@ -104,6 +101,20 @@ var portNames = []struct {
 	protocol corev1.Protocol
 }{{"http", ""}, {"http", corev1.ProtocolTCP}, {"dns", corev1.ProtocolUDP}, {"dns", corev1.ProtocolTCP}, {"", corev1.ProtocolTCP}, {"sig", corev1.ProtocolSCTP}}
 
+// annotations of Services, with values. Ranges overlap, and have ports of other Services.
+var annotations = [][]string{
+	{"scheduler", "", "rr", "maglev", "maglev,maglev-port", "nearest", "lc"},
+	{"local-zone-percent", "0", "30", "100", "nonsense"},
+	{"outlier-detection", "on", "on", "report", "nonsense"},
+	{"slow-start", "30s", "1h", "nonsense"},
+	{"port-ranges", "udp/70-90", "tcp/80-81, udp/1-30080", "all", "tcp/9-1"},
+	{"max-connections", "5", "7", "nonsense"},
+	{"max-connections-per-client", "3", "0"},
+	{"connection-rate-per-client", "5/s", "50/m", "5/h"},
+	{"limit-action", "drop", "refuse"},
+	{"external-failover", "passthrough", "passthrough", "nonsense"},
+}
+
 // service generates a Service. Sometimes it has the addresses of another one.
 func (c *Choices) service(i int) *corev1.Service {
 	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: fmt.Sprint("svc", i)}}
@@ -135,26 +146,14 @@ func (c *Choices) service(i int) *corev1.Service {
 	if c.once(2) {
 		c.external(svc, i)
 	}
-	if c.once(3) {
-		svc.Annotations = map[string]string{}
-		if schedulers := []string{"", "rr", "maglev", "maglev,maglev-port", "nearest", "lc"}; c.once(3) {
-			svc.Annotations["slipstream.io/local-zone-percent"] = []string{"0", "30", "100", "nonsense"}[c.Below(4)]
-		} else {
-			svc.Annotations["slipstream.io/scheduler"] = schedulers[c.Below(len(schedulers))]
-		}
-		if c.once(2) {
-			svc.Annotations["slipstream.io/outlier-detection"] = []string{"on", "on", "report", "nonsense"}[c.Below(4)]
-		}
-		if c.once(2) {
-			svc.Annotations["slipstream.io/slow-start"] = []string{"30s", "1h", "nonsense"}[c.Below(3)]
+	for _, x := range annotations {
+		if c.once(6) {
+			metav1.SetMetaDataAnnotation(&svc.ObjectMeta, "slipstream.io/"+x[0], x[1+c.Below(len(x)-1)])
 		}
 	}
 	if c.once(4) {
 		svc.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
 		svc.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr.To(int32(10 + c.Below(2)))}}
-	}
-	if c.Edit != nil {
-		c.Edit(svc)
 	}
 	return svc
 }
