@@ -71,8 +71,8 @@ tenants: deps build ## Attack a node as a hostile tenant and write the table of 
 	cd test/cluster/oracle && $(GO) run ./build tools
 	$(HOST) -dir test/cluster -timeout 1h -run '^TestTenants$$' . -- -campaign $(abspath docs/security.md) $(if $(PHASE),-phase $(PHASE))
 
-crash-sweep: deps ## Kill slipstream before each call that changes the kernel, RUN='TestCrash/nftables/start'; IPVS mode on the User Mode Linux kernel (root)
-	$(GO) run ./test/kernel/runner -strict=false -v -timeout 6h -run '$(or $(RUN),^TestCrash$$)' ./cmd/slipstream -- -crash-all
+crash-sweep: deps ## Kill slipstream before each call that changes the kernel, RUN='TestCrash/nftables/start', from call FROM=1 TO=60; IPVS mode on the User Mode Linux kernel (root)
+	$(GO) run ./test/kernel/runner -strict=false -v -timeout 6h -run '$(or $(RUN),^TestCrash$$)' ./cmd/slipstream -- -crash-all $(if $(FROM),-crash-from $(FROM)) $(if $(TO),-crash-to $(TO))
 
 soak: deps ## Record a history of changes, kills and damage and judge it, HOURS=8: a quarter for each case; API=1 with a real API server, RUN=TestHistory/nftables (root)
 	$(if $(API),cd test/cluster/oracle && $(GO) run ./build tools)

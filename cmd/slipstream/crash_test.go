@@ -14,6 +14,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -29,6 +30,8 @@ import (
 
 var (
 	crashAll  = flag.Bool("crash-all", false, "TestCrash kills before each call of each phase; otherwise before one, of four phases")
+	crashFrom = flag.Int("crash-from", 1, "the first of the calls of -crash-all")
+	crashTo   = flag.Int("crash-to", 1<<30, "the last of them")
 	crashSeed = flag.Uint64("crash-seed", 0, "seed of TestCrash's sample; 0 takes one of the clock")
 )
 
@@ -206,6 +209,9 @@ func (c *crashes) sweep(t *testing.T, random *rand.Rand) {
 	points := random.Perm(len(calls))
 	if !*crashAll {
 		points = points[:1]
+	} else {
+		slices.Sort(points)
+		points = points[min(*crashFrom-1, len(points)):min(*crashTo, len(points))]
 	}
 	killed := 0
 	for _, k := range points {
@@ -220,7 +226,7 @@ func (c *crashes) sweep(t *testing.T, random *rand.Rand) {
 	for _, call := range calls {
 		kinds[call]++
 	}
-	c.t.Logf("%d calls %v, killed before %d of them", len(calls), kinds, killed)
+	c.t.Logf("%d calls %v, killed before %d of the %d tried", len(calls), kinds, killed, len(points))
 }
 
 // once carries out the phase and kills it before a call, or, with 0, after the last.
