@@ -379,9 +379,9 @@ func (x *historian) during(all *[]gap) (end func()) {
 	}
 }
 
-// TestLateAnswer has what is left when an endpoint answers after IPVS has forgotten the connection, as with ipvsadm -C: conntrack
-// has a flow from the endpoint to the client. NAT rules give a client's next flow to that endpoint another port; IPVS does
-// not, and its datagrams are dropped as long as the kernel has the entry, half a minute.
+// TestLateAnswer has what is left when an endpoint answers after IPVS has forgotten the connection, as when its destination is
+// deleted: conntrack has a flow from the endpoint to the client. NAT rules give a client's next flow to that endpoint another
+// port; IPVS does not, and its datagrams are dropped as long as the kernel has the entry, half a minute.
 func TestLateAnswer(t *testing.T) {
 	for _, mode := range []string{config.NFTables, config.IPVS} {
 		t.Run(mode, func(t *testing.T) {
