@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"net/netip"
 	"os"
 	"slices"
 	"strconv"
@@ -314,7 +313,7 @@ func (s *app) run(ctx context.Context) error {
 		StaleFlows:        s.flows,
 		FlowDestinations:  conntrack.Destinations,
 		Loads:             s.loads,
-		Probe:             func(ctx context.Context, to netip.AddrPort) error { return load.Probe(ctx, 0, to) },
+		Probe:             func(ctx context.Context, to desired.Target, dns bool) error { return load.Probe(ctx, 0, to, dns) },
 		NodeName:          s.node,
 		NodeRequired:      s.client != nil,
 		PodCIDRs:          c.KubeProxy.DetectLocalMode == "NodeCIDR",

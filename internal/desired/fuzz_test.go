@@ -49,7 +49,7 @@ func checkSequence(input []byte) error {
 			s.Advance(now)
 		}
 		if p := c.Below(8); p < len(s.pools) && s.pools[p] != nil && len(s.pools[p].of.entries) > 0 {
-			s.Silent(s.pools[p].of.port.service.name.Namespace, s.pools[p].of.entries[0].backend, c.Below(2) == 1)
+			s.Silent(s.pools[p].of.port.service.name.Namespace, Target{s.pools[p].of.port.protocol, s.pools[p].of.entries[0].backend}, c.Below(2) == 1)
 		}
 		if err := checkEjected(s); err != nil {
 			return err
@@ -144,11 +144,11 @@ func checkEjected(s *State) error {
 			continue
 		}
 		left := p.backends()
-		if len(p.ejected) > left || p.of.port.service.spec.detection != EjectOutliers || p.of.port.protocol != TCP {
+		if len(p.ejected) > left || p.of.port.service.spec.detection != EjectOutliers || p.of.port.protocol == SCTP {
 			return fmt.Errorf("pool %s with detection %s leaves out %d endpoints and has %d", p.of.port.name, p.of.port.service.spec.detection, len(p.ejected), left)
 		}
 		for b := range p.ejected {
-			if i := p.of.find(b); i < 0 || p.of.entries[i].flags&p.kind.flag() != 0 || s.silent[p.of.port.service.name.Namespace][b] == 0 {
+			if i := p.of.find(b); i < 0 || p.of.entries[i].flags&p.kind.flag() != 0 || s.silent[p.of.port.service.name.Namespace][Target{p.of.port.protocol, b}] == 0 {
 				return fmt.Errorf("pool %s leaves out %s, which it has, or which answers", p.of.port.name, b)
 			}
 		}

@@ -40,7 +40,7 @@ func (m *model) owner(to FrontendKey) (Frontend, bool) {
 // check deletes the flows that an update makes stale, after the model has applied it. The error
 // is about a flow that remains and should not, or the reverse.
 func (f *modelFlows) check(s *State, m *model, u *Update) error {
-	stale := slices.Concat(f.pending, u.Flows, u.AllFlows)
+	stale, refused := slices.Concat(f.pending, u.Flows, u.AllFlows), len(f.pending) > 0
 	f.pending = nil
 	former := maps.Clone(f.flows)
 	f.delete(stale)
@@ -62,7 +62,8 @@ func (f *modelFlows) check(s *State, m *model, u *Update) error {
 		if !owned && by == (ServicePort{}) && flow.backend == itself(flow.to) {
 			return fmt.Errorf("a flow to %s, which is no frontend, is deleted: %v", flow.to, stale)
 		}
-		if owned && by == owner.Service && servesIn(s, owner, flow.backend) {
+		ejected := s.silent[owner.Service.Namespace][Target{flow.to.Protocol, flow.backend}] > 0 || refused // it may have been, then
+		if owned && by == owner.Service && servesIn(s, owner, flow.backend) && !ejected {
 			return fmt.Errorf("a flow to %s is deleted, although %s serves it for %s as before: %v", flow.to, flow.backend, by, stale)
 		}
 	}

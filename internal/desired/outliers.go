@@ -19,6 +19,12 @@ const (
 	ReportOutliers     = "report"
 )
 
+// Target is a backend, and the protocol of its clients.
+type Target struct {
+	Protocol
+	Backend
+}
+
 // Handshake says how a backend answers to clients of this node.
 type Handshake struct {
 	Namespace string      // of the Service
@@ -41,7 +47,7 @@ func (s *State) detection(in *corev1.Service) string {
 }
 
 func (e *endpoints) detection() string {
-	if e.gone || e.port.service.spec == nil || e.port.protocol != TCP {
+	if e.gone || e.port.service.spec == nil || e.port.protocol == SCTP {
 		return ""
 	}
 	return e.port.service.spec.detection
@@ -63,22 +69,22 @@ func (s *State) DetectionOf(to FrontendKey, b Backend) (detection string, servic
 	return "", service
 }
 
-// Silent says whether an endpoint of TCP does not answer clients of a namespace's Services. Pools of those with
+// Silent says whether an endpoint does not answer clients of a namespace's Services. Pools of those with
 // [EjectOutliers] leave it out, if they can.
-func (s *State) Silent(namespace string, b Backend, silent bool) {
+func (s *State) Silent(namespace string, t Target, silent bool) {
 	here := s.silent[namespace]
 	if here == nil {
-		here = map[Backend]int{}
+		here = map[Target]int{}
 		s.silent[namespace] = here
 	}
-	if delete(here, b); silent {
+	if delete(here, t); silent {
 		s.silences++
-		here[b] = s.silences
+		here[t] = s.silences
 	} else if len(here) == 0 {
 		delete(s.silent, namespace)
 	}
 	for e := range s.detecting {
-		if e.port.service.name.Namespace == namespace && e.find(b) >= 0 {
+		if e.port.service.name.Namespace == namespace && e.port.protocol == t.Protocol && e.find(t.Backend) >= 0 {
 			s.markDirty(e)
 		}
 	}
@@ -90,8 +96,8 @@ func (e *endpoints) anySilent(s *State) bool {
 	if len(here) >= len(e.entries) {
 		return len(here) > 0
 	}
-	for b := range here {
-		if e.find(b) >= 0 {
+	for t := range here {
+		if e.port.protocol == t.Protocol && e.find(t.Backend) >= 0 {
 			return true
 		}
 	}
@@ -101,19 +107,19 @@ func (e *endpoints) anySilent(s *State) bool {
 // eject decides which silent endpoints a pool leaves out: at most half of those that it would take, the first ones.
 func (p *pool) eject(s *State) (changed bool) {
 	e, former := p.of, p.ejected
-	since := s.silent[e.port.service.name.Namespace]
+	since := func(b Backend) int { return s.silent[e.port.service.name.Namespace][Target{e.port.protocol, b}] }
 	p.ejected = nil
 	if e.detection() == EjectOutliers && e.anySilent(s) {
 		n := 0
 		var silent []Backend
 		for i := range e.entries {
 			if en := &e.entries[i]; p.takes(en) {
-				if n++; since[en.backend] > 0 {
+				if n++; since(en.backend) > 0 {
 					silent = append(silent, en.backend)
 				}
 			}
 		}
-		slices.SortFunc(silent, func(a, b Backend) int { return cmp.Compare(since[a], since[b]) })
+		slices.SortFunc(silent, func(a, b Backend) int { return cmp.Compare(since(a), since(b)) })
 		p.ejected = map[Backend]bool{}
 		for _, b := range silent[:min(len(silent), n/2)] {
 			if p.ejected[b] = true; !former[b] {
@@ -124,10 +130,10 @@ func (p *pool) eject(s *State) (changed bool) {
 	return !maps.Equal(former, p.ejected)
 }
 
-// unansweredFlows appends the connections without an answer to endpoints that pools have just left out. Their clients are to
-// send their SYN to another endpoint.
+// unansweredFlows appends the connections without an answer to endpoints that pools have just left out, and all flows of UDP to
+// them. Their clients are to send their next packet to another endpoint.
 func (s *State) unansweredFlows(all []StaleFlows, e *endpoints) []StaleFlows {
-	stale := StaleFlows{Protocol: TCP, Backends: e.unanswered}
+	stale := StaleFlows{Protocol: e.port.protocol, Backends: e.unanswered}
 	if e.unanswered = nil; len(stale.Backends) > 0 {
 		stale.Frontends = s.frontendsOf(e)
 	}

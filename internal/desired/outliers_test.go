@@ -8,6 +8,11 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 )
 
 // endpointAt is an endpoint of a slowStarter.
@@ -42,18 +47,19 @@ func TestEjected(t *testing.T) {
 		return fmt.Sprint([]StaleFlows{{Protocol: TCP, Frontends: []FrontendKey{{AddrPort: netip.MustParseAddrPort("10.96.0.1:80"), Protocol: TCP}}, Backends: b}})
 	}
 	want("all answer", none, 1, 2, 3, 4, 5)
-	s.Silent("other", endpointAt(1), true)
-	want("one is silent for another namespace", none, 1, 2, 3, 4, 5)
-	s.Silent("default", endpointAt(3), true)
+	s.Silent("other", Target{TCP, endpointAt(1)}, true)
+	s.Silent("default", Target{UDP, endpointAt(1)}, true)
+	want("one is silent for another namespace, and over another protocol", none, 1, 2, 3, 4, 5)
+	s.Silent("default", Target{TCP, endpointAt(3)}, true)
 	want("one is silent", flows(endpointAt(3)), 1, 2, 4, 5)
-	s.Silent("default", endpointAt(1), true)
-	s.Silent("default", endpointAt(2), true)
+	s.Silent("default", Target{TCP, endpointAt(1)}, true)
+	s.Silent("default", Target{TCP, endpointAt(2)}, true)
 	want("more than half are", flows(endpointAt(1)), 2, 4, 5)
 	s.endpoint(5, "a", "", false)
 	want("one of the others is not ready", none, 2, 4)
 	s.endpoint(4, "a", "", false)
 	want("another one", none, 1, 2)
-	s.Silent("default", endpointAt(3), false)
+	s.Silent("default", Target{TCP, endpointAt(3)}, false)
 	want("one answers", flows(endpointAt(1)), 2, 3)
 	s.endpoint(1, "a", "", false)
 	s.endpoint(3, "a", "", false)
@@ -71,13 +77,51 @@ func TestEjected(t *testing.T) {
 	}
 }
 
+// TestEjectedUDP: pools of UDP leave out endpoints that do not answer over UDP. All flows to them are stale, once.
+func TestEjectedUDP(t *testing.T) {
+	s := New(Config{})
+	udp := corev1.ProtocolUDP
+	s.SetService(&corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", Annotations: map[string]string{AnnotationOutliers: "on"}},
+		Spec:       corev1.ServiceSpec{ClusterIP: "10.96.0.1", Ports: []corev1.ServicePort{{Port: 53, Protocol: udp}}},
+	})
+	s.SetEndpointSlice(&discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: "web", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Port: ptr.To[int32](8080), Protocol: &udp}},
+		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"10.0.0.1"}}, {Addresses: []string{"10.0.0.2"}}},
+	})
+	s.Full()
+	to := FrontendKey{AddrPort: netip.MustParseAddrPort("10.96.0.1:53"), Protocol: UDP}
+	if detection, _ := s.DetectionOf(to, endpointAt(1)); detection != "on" {
+		t.Errorf("detection %q", detection)
+	}
+	for i, c := range []struct {
+		Protocol
+		silent bool
+		stale  []StaleFlows
+		left   int
+	}{
+		{TCP, true, nil, 2},
+		{UDP, true, []StaleFlows{{Protocol: UDP, Frontends: []FrontendKey{to}, Backends: []Backend{endpointAt(1)}}}, 1},
+		{TCP, false, nil, 1},
+		{UDP, false, nil, 2},
+	} {
+		s.Silent("default", Target{c.Protocol, endpointAt(1)}, c.silent)
+		u := s.Change()
+		if left := s.Decide(Origin{}, to).Port.Pools[0].Backends; fmt.Sprint(u.Flows) != fmt.Sprint(c.stale) || left != c.left {
+			t.Errorf("%d: %d endpoints, want %d; stale flows %v, want %v", i, left, c.left, u.Flows, c.stale)
+		}
+	}
+}
+
 // TestEjectedView: the view of a Service, and the decision about a connection, say that an endpoint is ejected.
 func TestEjectedView(t *testing.T) {
 	s := newSlowStarter(t, Config{}, map[string]string{AnnotationOutliers: "on", AnnotationSlowStart: "1h"})
 	s.endpoint(1, "a", "", true)
 	s.endpoint(2, "a", "", true)
 	s.Full()
-	s.Silent("default", endpointAt(1), true)
+	s.Silent("default", Target{TCP, endpointAt(1)}, true)
 	s.Advance(time.Unix(1e9, 0))
 	s.Change()
 	d := s.Decide(Origin{}, FrontendKey{AddrPort: netip.MustParseAddrPort("10.96.0.1:80"), Protocol: TCP})
@@ -127,7 +171,7 @@ func TestEjectedZones(t *testing.T) {
 		if err := s.apply(s.Full()); err != nil {
 			t.Fatal(err)
 		}
-		s.Silent("default", endpointAt(1), true)
+		s.Silent("default", Target{TCP, endpointAt(1)}, true)
 		s.program()
 		s.want(c.annotation, c.want)
 	}

@@ -155,8 +155,8 @@ func TestSwitch(t *testing.T) {
 		addService(s, "x", 1, 2, 4, spec, annotations, "")
 		spec.ExternalIPs = []string{"192.0.2.2"}
 		addService(s, "x", 2, 1, 0, spec, annotations, "")
-		s.Silent("x", NewBackend(netip.MustParseAddrPort("10.244.0.1:1")), true)
-		s.Silent("x", NewBackend(netip.MustParseAddrPort("10.244.0.2:1")), true)
+		s.Silent("x", Target{TCP, NewBackend(netip.MustParseAddrPort("10.244.0.1:1"))}, true)
+		s.Silent("x", Target{TCP, NewBackend(netip.MustParseAddrPort("10.244.0.2:1"))}, true)
 		return s
 	}
 	s, m := setup(Config{NodeName: "n1", Annotated: func(l map[string]string) bool { return l["allowed"] == "yes" }}, all), newModel()

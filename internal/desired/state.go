@@ -41,12 +41,12 @@ type State struct {
 	dirtyEndpoints []*endpoints
 	postponed      map[string]bool // namespaces with endpoints that are late
 	dirtyHealths   []*service
-	following      map[*endpoints]bool        // whose choice follows loads
-	uncounted      error                      // why loads are not known; nil if they are
-	warming        map[*endpoints]bool        // that have entries which became ready a short time ago
-	now, stepped   time.Time                  // of the last Advance, and of the last look at them
-	detecting      map[*endpoints]bool        // whose answers are watched
-	silent         map[string]map[Backend]int // by namespace: endpoints that do not answer, in the order of when that was found
+	following      map[*endpoints]bool       // whose choice follows loads
+	uncounted      error                     // why loads are not known; nil if they are
+	warming        map[*endpoints]bool       // that have entries which became ready a short time ago
+	now, stepped   time.Time                 // of the last Advance, and of the last look at them
+	detecting      map[*endpoints]bool       // whose answers are watched
+	silent         map[string]map[Target]int // by namespace: endpoints that do not answer, in the order of when that was found
 	silences       int
 	problems       []Problem
 	told           map[object][]Problem         // those that an object had in its last version
@@ -88,7 +88,7 @@ func New(c Config) *State {
 		following:    map[*endpoints]bool{},
 		warming:      map[*endpoints]bool{},
 		detecting:    map[*endpoints]bool{},
-		silent:       map[string]map[Backend]int{},
+		silent:       map[string]map[Target]int{},
 		told:         map[object][]Problem{},
 		limited:      map[*service]bool{},
 		permits:      permits{map[string]bool{}, map[string]metav1.Object{}},

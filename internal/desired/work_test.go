@@ -69,7 +69,7 @@ var Workloads = map[string]func(n int){
 			Spec:       corev1.ServiceSpec{ClusterIP: "10.96.0.1", Ports: []corev1.ServicePort{{Port: 80}}},
 		})
 		for _, namespace := range []string{"a", "other"} {
-			s.Silent(namespace, NewBackend(netip.MustParseAddrPort("192.0.2.1:80")), true)
+			s.Silent(namespace, Target{TCP, NewBackend(netip.MustParseAddrPort("192.0.2.1:80"))}, true)
 		}
 		for i := range n {
 			addSlice(s, i, fmt.Sprintf("10.244.%d.%d", i>>8, i&255))

@@ -103,8 +103,8 @@ func inIPVS(t testing.TB) func(dataplane.Config) (dataplane.Dataplane, error) {
 }
 
 // probe connects from the node.
-func (x *crossing) probe(ctx context.Context, to netip.AddrPort) error {
-	return load.Probe(ctx, x.Node.FD(), to)
+func (x *crossing) probe(ctx context.Context, to desired.Target, dns bool) error {
+	return load.Probe(ctx, x.Node.FD(), to, dns)
 }
 
 // annotated is the street's Service with an annotation.

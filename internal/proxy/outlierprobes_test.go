@@ -41,7 +41,7 @@ func (c *clinic) Stop() error                     { return nil }
 
 func newClinic(namespaces, endpoints int) *clinic {
 	c := &clinic{}
-	c.Proxy = New(script(nil), desired.New(desired.Config{}), &free{}, metrics.New(), Options{Loads: c, Probe: func(ctx context.Context, _ netip.AddrPort) error {
+	c.Proxy = New(script(nil), desired.New(desired.Config{}), &free{}, metrics.New(), Options{Loads: c, Probe: func(ctx context.Context, _ desired.Target, _ bool) error {
 		c.probes.Add(1)
 		if c.hang {
 			<-ctx.Done()
@@ -92,7 +92,7 @@ func (c *clinic) pass(t *testing.T, d time.Duration) {
 }
 
 func (c *clinic) outlier(h desired.Handshake) *outlier {
-	return c.outliers.tenants[h.Namespace].known[h.Backend]
+	return c.outliers.tenants[h.Namespace].known[desired.Target{Protocol: h.Frontend.Protocol, Backend: h.Backend}]
 }
 
 // ill returns a clinic whose first endpoint has answered and answers clients no more.
@@ -152,7 +152,7 @@ func TestOutlierLostPacket(t *testing.T) {
 		c.pass(t, time.Second)
 		probe, lost := c.options.Probe, true
 		var mu sync.Mutex
-		c.options.Probe = func(ctx context.Context, to netip.AddrPort) error {
+		c.options.Probe = func(ctx context.Context, to desired.Target, dns bool) error {
 			mu.Lock()
 			lose := lost
 			lost = !lost
@@ -161,7 +161,7 @@ func TestOutlierLostPacket(t *testing.T) {
 				<-ctx.Done()
 				return ctx.Err()
 			}
-			return probe(ctx, to)
+			return probe(ctx, to, dns)
 		}
 		c.handshakes = []desired.Handshake{c.clients(0, 0, true)}
 		if c.pass(t, time.Minute); !c.outlier(c.handshakes[0]).out.IsZero() {
@@ -273,7 +273,7 @@ func TestOutlierLoss(t *testing.T) {
 		}
 		lost := func(x *endpoint) bool { return x.i >= 20 && min(x.random.IntN(100), x.random.IntN(100)) == 0 } // there or back
 		var mu sync.Mutex
-		c.options.Probe = func(ctx context.Context, to netip.AddrPort) error {
+		c.options.Probe = func(ctx context.Context, to desired.Target, dns bool) error {
 			mu.Lock()
 			x := byAddress[to.Addr()]
 			late := lost(x) || x.i >= 10 && x.i < 20
@@ -335,7 +335,7 @@ func TestOutlierAdversary(t *testing.T) {
 			random, c := rand.New(rand.NewPCG(seed, 0)), newClinic(2, endpoints)
 			var mu sync.Mutex
 			dead, unreached := map[netip.Addr]bool{}, map[netip.Addr]bool{}
-			c.options.Probe = func(ctx context.Context, to netip.AddrPort) error {
+			c.options.Probe = func(ctx context.Context, to desired.Target, dns bool) error {
 				mu.Lock()
 				is := dead[to.Addr()]
 				unreached[to.Addr()] = is

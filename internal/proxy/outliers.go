@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net/netip"
 	"os"
 	"slices"
 	"syscall"
@@ -21,7 +20,7 @@ const (
 	knownPerTenant = 1000 // endpoints that are watched
 	probeTimeout   = 500 * time.Millisecond
 	perSuspect     = 2                // probes at once: one packet may be lost
-	trustFor       = 10 * time.Second // after an answer to a probe, failures do not count for so long
+	trustFor       = 10 * time.Second // after an answer to a probe, failures do not count for so long; doubled up to lastPause while no client is answered
 	firstPause     = time.Second      // between probes of an endpoint that is out, doubled after each
 	lastPause      = time.Minute
 	mostTries      = 8                // to learn whether an endpoint answers: after 1, 2, 4 to 256 minutes
@@ -46,20 +45,22 @@ type outliers struct {
 
 type tenant struct {
 	namespace string
-	known     map[desired.Backend]*outlier
+	known     map[desired.Target]*outlier
 	probing   int
 }
 
 type outlier struct {
-	desired.Backend
+	desired.Target
+	dns      bool // probes ask it
 	frontend desired.FrontendKey
-	answers  bool // it has answered a probe
-	news     bool // it has answered a client since the last probe began
+	answers  bool // it has answered a probe, or over UDP without dns, no ICMP error has
+	news     bool // it has answered a client since the last probe began, or uses UDP
 	tries    int  // probes without an answer before the first answer
 	probing  bool
 	failing  bool      // clients get no answer
 	missed   bool      // nor did a probe since then
 	due      time.Time // when failures count, and the next probe is due
+	trust    time.Duration
 	pause    time.Duration
 	out      time.Time // since when it is out; zero if it is not
 	back     time.Time // since when it is back
@@ -72,35 +73,36 @@ func (p *Proxy) watchHandshakes(ctx context.Context) {
 	for _, h := range p.options.Loads.Handshakes() {
 		t := o.tenants[h.Namespace]
 		if t == nil {
-			t = &tenant{namespace: h.Namespace, known: map[desired.Backend]*outlier{}}
+			t = &tenant{namespace: h.Namespace, known: map[desired.Target]*outlier{}}
 			o.tenants[h.Namespace] = t
 		}
-		x := t.known[h.Backend]
+		to, dns := desired.Target{Protocol: h.Frontend.Protocol, Backend: h.Backend}, h.Frontend.Port() == 53 || h.Backend.Port() == 53
+		x := t.known[to]
 		if x == nil && len(t.known) < knownPerTenant {
-			x = &outlier{Backend: h.Backend, pause: firstPause}
-			t.known[h.Backend] = x
+			x = &outlier{Target: to, dns: dns, trust: trustFor, pause: firstPause}
+			t.known[to] = x
 		}
 		switch {
 		case x == nil:
 			continue
 		case !h.Failing:
-			x.failing, x.news = false, true
+			x.failing, x.news, x.trust = false, true, trustFor
 			p.takeBack(t, x, "it answers a client")
 		case !x.failing && (now.After(x.due) || !x.answers):
 			x.failing, x.missed = true, false
 		}
-		x.frontend = h.Frontend
+		x.frontend, x.news = h.Frontend, x.news || h.Frontend.Protocol == desired.UDP
 	}
 	for namespace, t := range o.tenants { // in random order, which shares out the probes
 		if len(t.known) == 0 && t.probing == 0 {
 			delete(o.tenants, namespace)
 		}
-		for b, x := range t.known {
-			d, service := p.state.DetectionOf(x.frontend, b)
+		for to, x := range t.known {
+			d, service := p.state.DetectionOf(x.frontend, x.Backend)
 			switch {
 			case d == "" || service.Namespace != t.namespace:
 				p.takeBack(t, x, "it is not watched any more")
-				delete(t.known, b)
+				delete(t.known, to)
 				continue
 			case x.failing && x.missed && x.out.IsZero():
 				p.takeOut(t, x, d)
@@ -110,7 +112,7 @@ func (p *Proxy) watchHandshakes(ctx context.Context) {
 			}
 			if !x.announce.IsZero() && now.After(x.announce) && p.options.Events != nil {
 				x.announce = time.Time{}
-				p.options.Events.OnService(service, "EndpointUnanswered", fmt.Sprintf("endpoint %s does not answer connections of clients and of nodes (%s: %s)", b, desired.AnnotationOutliers, d))
+				p.options.Events.OnService(service, "EndpointUnanswered", fmt.Sprintf("endpoint %s/%s does not answer connections of clients and of nodes (%s: %s)", x.Backend, x.Protocol, desired.AnnotationOutliers, d))
 			}
 			suspect := x.answers && x.failing || !x.out.IsZero()
 			needed := suspect || !x.answers && x.news && o.probing < mostProbes/2
@@ -130,7 +132,7 @@ func (p *Proxy) probe(ctx context.Context, t *tenant, x *outlier) {
 	}
 	count(1)
 	probes := 1
-	if x.failing && x.out.IsZero() {
+	if x.failing && x.out.IsZero() && x.Protocol == desired.TCP { // over UDP, one sends twice
 		probes = perSuspect
 	}
 	x.news = false
@@ -139,7 +141,7 @@ func (p *Proxy) probe(ctx context.Context, t *tenant, x *outlier) {
 		defer cancel()
 		answers := make(chan error, probes)
 		for range probes {
-			go func() { answers <- p.options.Probe(ctx, netip.AddrPortFrom(x.Addr(), x.Port())) }()
+			go func() { answers <- p.options.Probe(ctx, x.Target, x.dns) }()
 		}
 		err := <-answers
 		for n := 1; n < probes && err != nil; n++ {
@@ -157,12 +159,12 @@ func (p *Proxy) probed(t *tenant, x *outlier, err error) {
 	switch {
 	case err == nil:
 		if x.failing {
-			x.failing, x.due = false, now.Add(trustFor)
+			x.failing, x.due, x.trust = false, now.Add(x.trust), min(2*x.trust, lastPause)
 		}
 		x.answers = true
-		p.takeBack(t, x, "it answers this node")
+		p.takeBack(t, x, "a probe of this node succeeds")
 	case !slices.ContainsFunc(unanswered, func(is error) bool { return errors.Is(err, is) }):
-		x.due, x.news = now.Add(trustFor), true // it has not been tried
+		x.due, x.trust, x.news = now.Add(x.trust), min(2*x.trust, lastPause), true // it has not been tried
 	case !x.out.IsZero():
 		x.due, x.pause = now.Add(x.pause), min(2*x.pause, lastPause)
 	case x.answers:
@@ -190,8 +192,8 @@ func (p *Proxy) takeBack(t *tenant, x *outlier, why string) {
 }
 
 func (p *Proxy) silence(t *tenant, x *outlier, what, why string) {
-	p.log.Info(what, "endpoint", x.Backend, "namespace", t.namespace, "reason", why)
-	p.state.Silent(t.namespace, x.Backend, !x.out.IsZero())
+	p.log.Info(what, "endpoint", x.Backend, "protocol", x.Protocol, "namespace", t.namespace, "reason", why)
+	p.state.Silent(t.namespace, x.Target, !x.out.IsZero())
 	p.pending = true
 }
 

@@ -98,9 +98,11 @@ func (w *ward) count(is func(*outlier) bool) (n int) {
 func (w *ward) ejected() (n int) {
 	check(w.t, w.proxy.Inspect(w.t.Context(), func(i *Inspection) {
 		i.State.ViewServices(nil, true, func(v *desired.ServiceView) {
-			for _, e := range v.Ports[0].Endpoints {
-				if strings.HasPrefix(e.Uses(), "ejected") {
-					n++
+			for _, port := range v.Ports {
+				for _, e := range port.Endpoints {
+					if strings.HasPrefix(e.Uses(), "ejected") {
+						n++
+					}
 				}
 			}
 		})
@@ -156,7 +158,7 @@ func TestOutlierEjected(t *testing.T) {
 			w.until("ejected", func() bool { return w.served(n-1, second) && w.ejected() == 1 })
 			waiting.Wait()
 			w.until("an Event", func() bool {
-				return w.told.count("EndpointUnanswered on default/web: endpoint 10.244.1.3:8001 does not answer connections of clients and of nodes (slipstream.io/outlier-detection: on)") == 1
+				return w.told.count("EndpointUnanswered on default/web: endpoint 10.244.1.3:8001/TCP does not answer connections of clients and of nodes (slipstream.io/outlier-detection: on)") == 1
 			})
 			w.heal()
 			w.until("back", func() bool { return w.served(n) && w.ejected() == 0 })
@@ -311,7 +313,7 @@ func TestOutlierReported(t *testing.T) {
 	w.drop("tcp dport 8001 drop")
 	w.until("an Event", func() bool {
 		w.connect()
-		return w.told.count("EndpointUnanswered on default/web: endpoint 10.244.1.3:8001 does not answer connections of clients and of nodes (slipstream.io/outlier-detection: report)") == 1
+		return w.told.count("EndpointUnanswered on default/web: endpoint 10.244.1.3:8001/TCP does not answer connections of clients and of nodes (slipstream.io/outlier-detection: report)") == 1
 	})
 	if w.ejected() > 0 {
 		t.Error("it is ejected")

@@ -64,8 +64,8 @@ type Options struct {
 	// conntrack.Conn does.
 	FlowDestinations func(context.Context) ([]desired.FrontendKey, error)
 
-	Loads Loads                                       // updated while there are Services with least-connection scheduling
-	Probe func(context.Context, netip.AddrPort) error // connects to an endpoint by TCP, for outlier detection, which needs Loads too
+	Loads Loads                                                     // updated while there are Services with least-connection scheduling
+	Probe func(_ context.Context, _ desired.Target, dns bool) error // as load.Probe, for outlier detection, which needs Loads too
 
 	// PolicyChanged is called some time after a NetworkPolicy has changed, in another
 	// goroutine, and again after an error.

@@ -13,7 +13,7 @@ import (
 )
 
 // filter is the program that the kernel runs for each event. It passes the events of connections that begin, that are answered,
-// or that conntrack forgets. To count loads, it passes those that are closed or reset, too. Otherwise, complete connections
+// or that conntrack forgets. To count loads, it passes those that are closed or reset, too. Otherwise, answered connections
 // are forgotten without an event. By their status, translated ones can be told, but not those of IPVS.
 func filter(ipvs, loads bool) []bpf.RawInstruction {
 	status := slices.Concat(start(), find(bpf.ExtNetlinkAttr, nl.CTA_STATUS), load(4))
@@ -22,7 +22,7 @@ func filter(ipvs, loads bool) []bpf.RawInstruction {
 		parts = append(parts, status, unless(bpf.JumpBitsSet, ctnetlink.StatusDNAT, discard))
 	}
 	if !loads {
-		parts = append(parts, status, []bpf.Instruction{bpf.JumpIf{Cond: bpf.JumpBitsNotSet, Val: ctnetlink.StatusAssured, SkipTrue: 3}},
+		parts = append(parts, status, []bpf.Instruction{bpf.JumpIf{Cond: bpf.JumpBitsNotSet, Val: ctnetlink.StatusSeenReply, SkipTrue: 3}},
 			header(4), unless(bpf.JumpNotEqual, bigEndian(ctnetlink.MsgDelete), discard))
 	}
 	parts = append(parts,
@@ -31,7 +31,9 @@ func filter(ipvs, loads bool) []bpf.RawInstruction {
 		header(6), // nlmsg_flags
 		unless(bpf.JumpBitsNotSet, bigEndian(unix.NLM_F_CREATE), pass),
 		start(),
-		find(bpf.ExtNetlinkAttr, nl.CTA_PROTOINFO),
+		find(bpf.ExtNetlinkAttr, nl.CTA_TUPLE_ORIG), find(bpf.ExtNetlinkAttrNested, nl.CTA_TUPLE_PROTO), find(bpf.ExtNetlinkAttrNested, nl.CTA_PROTO_NUM),
+		load(1), unless(bpf.JumpNotEqual, unix.IPPROTO_UDP, pass), // its status says what the state of TCP does
+		start(), find(bpf.ExtNetlinkAttr, nl.CTA_PROTOINFO),
 		find(bpf.ExtNetlinkAttrNested, nl.CTA_PROTOINFO_TCP),
 		find(bpf.ExtNetlinkAttrNested, nl.CTA_PROTOINFO_TCP_STATE),
 		load(1),

@@ -3,16 +3,21 @@
 package load
 
 import (
+	"bytes"
 	"context"
+	"encoding/binary"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"golang.org/x/net/dns/dnsmessage"
 	"golang.org/x/sys/unix"
 )
 
@@ -27,7 +32,7 @@ const (
 // watched is a backend of the Services of a namespace.
 type watched struct {
 	namespace string
-	desired.Backend
+	key
 }
 
 // handshakes are those of a backend.
@@ -38,7 +43,7 @@ type handshakes struct {
 	news     bool            // it has come since the last call of Handshakes
 }
 
-// Handshakes returns the backends of TCP that have answered a client since the last call, and those that are failing.
+// Handshakes returns the backends that have answered a client since the last call, and those that are failing.
 func (c *Counter) Handshakes() (all []desired.Handshake) {
 	for id := range c.waiting {
 		if c.now-c.open[id].begun >= unanswered {
@@ -48,7 +53,7 @@ func (c *Counter) Handshakes() (all []desired.Handshake) {
 	for k, h := range c.met {
 		h.failed = slices.DeleteFunc(h.failed, func(begun time.Duration) bool { return c.now-begun > failuresCount })
 		if failing := len(h.failed) == failures; h.news || failing {
-			all = append(all, desired.Handshake{Namespace: k.namespace, Frontend: key{desired.TCP, h.frontend}.destination(), Backend: k.Backend, Failing: failing})
+			all = append(all, desired.Handshake{Namespace: k.namespace, Frontend: key{k.Protocol, h.frontend}.destination(), Backend: k.Backend, Failing: failing})
 		}
 		if h.news = false; len(h.failed) == 0 && c.now-h.answered > failuresCount {
 			delete(c.met, k)
@@ -64,7 +69,7 @@ func (k key) destination() desired.FrontendKey {
 
 // meet returns the handshakes of a connection's backend.
 func (c *Counter) meet(x connection) *handshakes {
-	k := watched{x.namespace, x.Backend}
+	k := watched{x.namespace, x.key}
 	h := c.met[k]
 	if h == nil {
 		h = &handshakes{answered: -1}
@@ -93,20 +98,61 @@ func (c *Counter) fail(id uint32) {
 	}
 }
 
-// Probe connects to an endpoint from a network namespace, that of New, and closes the connection. If conntrack's table is
-// full, which the kernel does not say, no answer tells nothing, and the error is another one.
-func Probe(ctx context.Context, netns int, to netip.AddrPort) error {
+// query asks a server of DNS for its name (RFC 4892). Those that do not tell it answer, too.
+var query, _ = (&dnsmessage.Message{Questions: []dnsmessage.Question{{Name: dnsmessage.MustNewName("id.server."), Type: dnsmessage.TypeTXT, Class: dnsmessage.ClassCHAOS}}}).Pack()
+
+// Probe connects to an endpoint from a network namespace, that of New, and closes the connection. Over UDP it sends an empty
+// datagram, or with dns a query. If conntrack's table is full, which the kernel does not say, no answer tells nothing, and the
+// error is another one.
+func Probe(ctx context.Context, netns int, to desired.Target, dns bool) error {
 	return dataplane.Inside(netns, func() error {
 		full := tableFull()
-		c, err := (&net.Dialer{}).DialContext(ctx, "tcp", to.String())
-		switch {
-		case err == nil:
-			return c.Close()
-		case full || tableFull():
+		c, err := (&net.Dialer{}).DialContext(ctx, strings.ToLower(to.Protocol.String()), to.Backend.String())
+		if err == nil {
+			defer c.Close()
+			if to.Protocol == desired.UDP {
+				err = exchange(ctx, c.(*net.UDPConn), to.Addr(), dns)
+			}
+		}
+		if err != nil && (full || tableFull()) {
 			return fmt.Errorf("conntrack's table is full: %w", unix.ENOBUFS)
 		}
 		return err
 	})
+}
+
+// exchange sends two datagrams, as one may be lost. Without an answer to queries it returns an error. Many other servers
+// never answer, so for them only an ICMP error is one.
+func exchange(ctx context.Context, c *net.UDPConn, to netip.Addr, dns bool) error {
+	raw, err := c.SyscallConn()
+	const extended = unix.SizeofCmsghdr                                    // offset of struct sock_extended_err
+	level, option, sender := unix.IPPROTO_IP, unix.IP_RECVERR, extended+20 // the offset is that of struct sockaddr's address
+	if to.Is6() {
+		level, option, sender = unix.IPPROTO_IPV6, unix.IPV6_RECVERR, extended+24
+	}
+	_ = raw.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), level, option, 1) })
+	defer context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })()
+	for n := 0; n < 2 && err == nil; n++ {
+		_, err = c.Write(map[bool][]byte{true: query}[dns])
+	}
+	if err == nil {
+		_, err = c.Read(make([]byte, 1))
+	}
+	switch late := errors.Is(err, os.ErrDeadlineExceeded); {
+	case err == nil || late && !dns:
+		return nil
+	case late:
+		return err
+	}
+	// An ICMP error tells of the endpoint if no host has its address, or if it says itself that nothing has the port. Others are
+	// of firewalls, or of routes.
+	b := make([]byte, 128)
+	_ = raw.Control(func(fd uintptr) { _, _, _, _, _ = unix.Recvmsg(int(fd), nil, b, unix.MSG_ERRQUEUE) })
+	reason, code := unix.Errno(binary.NativeEndian.Uint32(b[extended:])), b[extended+6]
+	if reason == unix.ECONNREFUSED && bytes.HasPrefix(b[sender:], to.AsSlice()) || reason == unix.EHOSTUNREACH && (code == 1 || code == 3) { // 3 in IPv6
+		return reason
+	}
+	return fmt.Errorf("not of the endpoint: %v", err)
 }
 
 // tableFull reports whether the calling thread's network namespace has as many connections as conntrack tracks.

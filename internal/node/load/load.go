@@ -296,7 +296,7 @@ func (c *Counter) event(b []byte) {
 				c.waiting[id] = true
 			}
 		}
-	case e.TCPState == synRecv:
+	case e.TCPState == synRecv || x.Protocol == desired.UDP && answered:
 		if c.answer(id); !c.counts {
 			c.end(id, true)
 		}

@@ -4,14 +4,17 @@ package load_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -388,15 +391,20 @@ func TestUntranslated(t *testing.T) {
 // the next answer. Two are not enough. That is so while loads are counted, and while they are not.
 func TestHandshakes(t *testing.T) {
 	for _, loads := range []bool{true, false} {
-		t.Run(fmt.Sprint("loads=", loads), func(t *testing.T) { testHandshakes(t, loads) })
+		t.Run(fmt.Sprint("loads=", loads), func(t *testing.T) {
+			testHandshakes(t, loads, lab.TCP, desired.TCP, "tcp flags syn drop", "tcp flags syn reject with tcp reset")
+		})
+		t.Run(fmt.Sprint("UDP,loads=", loads), func(t *testing.T) {
+			testHandshakes(t, loads, lab.UDP, desired.UDP, "udp dport 8000 drop", "udp dport 8000 reject")
+		})
 	}
 }
 
-func testHandshakes(t *testing.T, loads bool) {
+func testHandshakes(t *testing.T, loads bool, over lab.Protocol, protocol desired.Protocol, verdicts ...string) {
 	p := newPlace(t)
 	watch := func(desired.FrontendKey, desired.Backend) string { return "default" }
 	p.await(desired.TCP, 0)
-	to := desired.FrontendKey{AddrPort: web, Protocol: desired.TCP}
+	to := desired.FrontendKey{AddrPort: web, Protocol: protocol}
 	var last []desired.Handshake
 	look := func() []desired.Handshake {
 		must(t, p.counter.Update(t.Context(), loads, watch))
@@ -414,7 +422,7 @@ func testHandshakes(t *testing.T, loads bool) {
 	}
 	connect := func(n int) {
 		for range n {
-			_, _ = p.client.Connect(lab.TCP, web, lab.Timeout(50*time.Millisecond))
+			_, _ = p.client.Connect(over, web, lab.Timeout(50*time.Millisecond))
 			look()
 		}
 	}
@@ -429,10 +437,10 @@ func testHandshakes(t *testing.T, loads bool) {
 	}
 	look()
 	rule("add table inet f; add chain inet f in { type filter hook input priority 0; }")
-	for _, verdict := range []string{"drop", "reject with tcp reset"} {
+	for _, verdict := range verdicts {
 		connected := func() {
 			t.Helper()
-			if _, err := p.client.Connect(lab.TCP, web); err != nil {
+			if _, err := p.client.Connect(over, web); err != nil {
 				t.Fatal(err)
 			}
 			until("answered", answered)
@@ -441,7 +449,7 @@ func testHandshakes(t *testing.T, loads bool) {
 		if again := look(); len(again) > 0 {
 			t.Errorf("an answer is told twice: %v", again)
 		}
-		rule("add rule inet f in tcp flags syn " + verdict)
+		rule("add rule inet f in " + verdict)
 		connect(2)
 		for began := time.Now(); time.Since(began) < 2*time.Second; time.Sleep(50 * time.Millisecond) {
 			if all := look(); len(all) > 0 {
@@ -456,9 +464,9 @@ func testHandshakes(t *testing.T, loads bool) {
 			t.Errorf("it is failing after an answer: %v", all)
 		}
 	}
-	open := func() int { return p.counter.Of(desired.TCP, desired.NewBackend(backend)).Open }
+	open := func() int { return p.counter.Of(protocol, desired.NewBackend(backend)).Open }
 	before := open()
-	p.stream(lab.TCP, web)
+	p.stream(over, web)
 	until("answered", answered)
 	if now := open(); loads != (now == before+1) || !loads && now != before {
 		t.Errorf("%d open connections are counted, and %d before the last one was answered", now, before)
@@ -468,6 +476,103 @@ func testHandshakes(t *testing.T, loads bool) {
 	connect(1)
 	if all := look(); len(all) > 0 {
 		t.Errorf("unwatched handshakes: %v", all)
+	}
+}
+
+// TestProbeEndpoint says what a probe tells of an endpoint, over TCP and UDP, with a query and without.
+func TestProbeEndpoint(t *testing.T) {
+	kerneltest.Require(t, kerneltest.NFTBinary)
+	l := kerneltest.NewLab(t)
+	var nodes [2]*lab.Node
+	for i := range nodes {
+		var err error
+		nodes[i], err = l.Node(fmt.Sprint("n", i+1), lab.NodeOptions{
+			Addresses: []netip.Prefix{netip.MustParsePrefix(fmt.Sprintf("192.168.100.1%d/24", i+1)), netip.MustParsePrefix(fmt.Sprintf("fd00:100::1%d/64", i+1))},
+			PodCIDRs:  []netip.Prefix{netip.MustParsePrefix(fmt.Sprintf("10.244.%d.0/24", i+1)), netip.MustParsePrefix(fmt.Sprintf("fd00:244:%d::/64", i+1))},
+		})
+		must(t, err)
+	}
+	server, err := nodes[1].Pod("server", netip.MustParseAddr("10.244.2.3"), netip.MustParseAddr("fd00:244:2::3"))
+	must(t, err)
+	const answers, never, closed = 8000, 8001, 8002
+	for _, protocol := range []lab.Protocol{lab.TCP, lab.UDP} {
+		_, err := server.Serve(protocol, netip.AddrPortFrom(netip.Addr{}, answers))
+		must(t, err)
+	}
+	must(t, server.Do(func() error {
+		c, err := net.ListenPacket("udp", fmt.Sprint(":", never))
+		if err == nil {
+			t.Cleanup(func() { c.Close() })
+		}
+		return err
+	}))
+	run := func(m interface {
+		Run(context.Context, string, ...string) ([]byte, error)
+	}, commands string) {
+		t.Helper()
+		if out, err := m.Run(t.Context(), "nft", commands); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	const chains = "add table inet f; add chain inet f in { type filter hook input priority 0; }; add chain inet f forward { type filter hook forward priority 0; }; add chain inet f out { type filter hook output priority 0; }"
+	for _, m := range []*lab.Machine{&nodes[0].Machine, &nodes[1].Machine, &server.Machine} {
+		run(m, chains)
+	}
+	const tellsNothing, refused, late, unreachable = "nothing", "refused", "late", "unreachable"
+	tells := func(err error) string {
+		switch {
+		case err == nil:
+			return "answers"
+		case errors.Is(err, syscall.ECONNREFUSED):
+			return refused
+		case errors.Is(err, syscall.EHOSTUNREACH):
+			return unreachable
+		case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded):
+			return late
+		}
+		return tellsNothing
+	}
+	for _, c := range []struct {
+		name           string
+		at             *lab.Machine
+		rule           string
+		port           int
+		tcp, udp, asks string
+	}{
+		{"it answers", nil, "", answers, "answers", "answers", "answers"},
+		{"it never answers", nil, "", never, refused, "answers", late},
+		{"nothing has the port", nil, "", closed, refused, refused, refused},
+		{"its firewall drops", &server.Machine, "in meta l4proto { tcp, udp } drop", answers, late, "answers", late},
+		{"its firewall prohibits", &server.Machine, "in meta l4proto udp reject with icmpx type admin-prohibited", answers, "answers", tellsNothing, tellsNothing},
+		{"its firewall refuses", &server.Machine, "in meta l4proto udp reject", answers, "answers", refused, refused}, // as the kernel would
+		{"a policy of its node drops", &nodes[1].Machine, "forward meta l4proto udp drop", answers, "answers", "answers", late},
+		{"a policy of its node refuses", &nodes[1].Machine, "forward meta l4proto udp reject", answers, "answers", tellsNothing, tellsNothing},
+		{"a policy of its node refuses a dead one", &nodes[1].Machine, "forward meta l4proto udp reject", closed, refused, tellsNothing, tellsNothing},
+		{"a policy of its node prohibits", &nodes[1].Machine, "forward meta l4proto udp reject with icmpx type admin-prohibited", closed, refused, tellsNothing, tellsNothing},
+		{"no host has the address", &nodes[1].Machine, "forward meta l4proto udp reject with icmpx type host-unreachable", answers, "answers", unreachable, unreachable},
+		{"this node's rules drop", &nodes[0].Machine, "out meta l4proto udp drop", answers, "answers", tellsNothing, tellsNothing},
+		{"this node's rules refuse", &nodes[0].Machine, "out meta l4proto udp reject", answers, "answers", tellsNothing, tellsNothing},
+	} {
+		if c.at != nil {
+			run(c.at, "add rule inet f "+c.rule)
+		}
+		for _, a := range server.Addrs() {
+			for what, want := range map[string]string{"tcp": c.tcp, "udp": c.udp, "dns": c.asks} {
+				ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+				to := desired.Target{Protocol: desired.UDP, Backend: desired.NewBackend(netip.AddrPortFrom(a, uint16(c.port)))}
+				if what == "tcp" {
+					to.Protocol = desired.TCP
+				}
+				err := load.Probe(ctx, nodes[0].FD(), to, what == "dns")
+				cancel()
+				if got := tells(err); got != want {
+					t.Errorf("%s, %s of %s: %s (%v), want %s", c.name, what, a, got, err, want)
+				}
+			}
+		}
+		if c.at != nil {
+			run(c.at, "flush ruleset; "+chains)
+		}
 	}
 }
 
