@@ -287,6 +287,42 @@ func TestRecordsAreSmall(t *testing.T) {
 	}
 }
 
+// TestManyZones has slices whose endpoints have zones and hints of their own, all with long names. A slice keeps a part
+// of them.
+func TestManyZones(t *testing.T) {
+	const objects, endpoints, each = 10, 1000, 120 << 10
+	s := New(Config{NodeName: "n1"})
+	heap := func() int64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapAlloc)
+	}
+	before := heap()
+	for i := range objects {
+		sl := &discoveryv1.EndpointSlice{
+			ObjectMeta:  metav1.ObjectMeta{Namespace: "x", Name: fmt.Sprint("x", i), Labels: map[string]string{discoveryv1.LabelServiceName: "x"}},
+			AddressType: discoveryv1.AddressTypeIPv4,
+		}
+		for j := range endpoints {
+			e := discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf("10.%d.%d.%d", i, j>>8, j&255)}, Zone: ptr.To(fmt.Sprint("zone-", i, "-", j)), Hints: &discoveryv1.EndpointHints{}}
+			for k := range 8 {
+				e.Hints.ForZones = append(e.Hints.ForZones, discoveryv1.ForZone{Name: fmt.Sprint("zone-", i, "-", j, "-", k, strings.Repeat("x", 40))})
+			}
+			sl.Endpoints = append(sl.Endpoints, e)
+		}
+		s.SetEndpointSlice(sl)
+	}
+	if n := (heap() - before) / objects; n > each {
+		t.Errorf("a slice with %d zones takes %d bytes", endpoints, n)
+	}
+	for _, sl := range s.slices {
+		if len(sl.zones) != mostZones || sl.zones.get(sl.endpoints[50].zones).own == "" || len(sl.endpoints) != endpoints {
+			t.Errorf("%d zones of %d endpoints", len(sl.zones), len(sl.endpoints))
+		}
+	}
+}
+
 // TestPodSwitch has the annotation of a pod count while the label of its Namespace says so. What the configuration
 // excludes by other annotations is excluded always.
 func TestPodSwitch(t *testing.T) {

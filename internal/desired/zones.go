@@ -50,8 +50,9 @@ type zoneSets []zones
 // zoneSet is the number of zones in a zoneSets, starting at 1. 0 is the empty set.
 type zoneSet uint16
 
-// few is how many zones are compared with those of an endpoint; further ones are looked up.
-const few = 8
+// few is how many zones are compared with those of an endpoint; further ones are looked up. Endpoints whose zones are
+// beyond the first mostZones of a slice have none: in honest slices there are few, and names take memory.
+const few, mostZones = 8, 100
 
 // of returns the number of an endpoint's zones, and adds them if needed. index has those after the first few.
 func (z *zoneSets) of(e *discoveryv1.Endpoint, index map[string]zoneSet) zoneSet {
@@ -73,7 +74,7 @@ func (z *zoneSets) of(e *discoveryv1.Endpoint, index map[string]zoneSet) zoneSet
 		return zoneSet(len(*z))
 	}
 	key := strings.Join(append([]string{want.own}, want.hints...), "\x00")
-	if index[key] == 0 {
+	if index[key] == 0 && len(*z) < mostZones {
 		*z = append(*z, want)
 		index[key] = zoneSet(len(*z))
 	}
