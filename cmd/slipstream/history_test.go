@@ -242,11 +242,12 @@ func (x *historian) write() {
 		if service == "steady" {
 			ip = "10.96.0.13"
 		}
+		annotations := []string{"", `, annotations: {slipstream.io/outlier-detection: "on"}`, ", annotations: {slipstream.io/outlier-detection: report}"}[x.generation/4%3]
 		fmt.Fprintf(&all, `---
-{apiVersion: v1, kind: Service, metadata: {name: %[1]s}, spec: {%[2]sclusterIP: %[3]s, ports: [{%[4]s, targetPort: 8080, protocol: %[5]s}]}}
+{apiVersion: v1, kind: Service, metadata: {name: %[1]s%[7]s}, spec: {%[2]sclusterIP: %[3]s, ports: [{%[4]s, targetPort: 8080, protocol: %[5]s}]}}
 ---
 {apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: %[1]s, labels: {kubernetes.io/service-name: %[1]s}}, addressType: IPv4, ports: [{name: a, port: 8080, protocol: %[5]s}], endpoints: [%[6]s]}
-`, service, spec, ip, port, protocol, strings.Join(endpoints, ", "))
+`, service, spec, ip, port, protocol, strings.Join(endpoints, ", "), annotations)
 	}
 	if x.api != nil { // which has Services and endpoints in different streams
 		all.WriteString("---\n{apiVersion: v1, kind: Service, metadata: {name: mark}, spec: {clusterIP: 10.96.1.1, ports: [{port: 80, name: a, targetPort: 8080}]}}\n")

@@ -289,8 +289,8 @@ func TestOutlierSeldom(t *testing.T) {
 			c.pass(t, 2*time.Minute)
 			c.probes.Store(0)
 			c.handshakes = []desired.Handshake{c.clients(0, 0, true)}
-			if c.pass(t, time.Second); c.probes.Load() == 0 {
-				t.Errorf("%s: after an answer, failures do not count", protocol)
+			if c.pass(t, 50*time.Second); c.probes.Load() < 3 {
+				t.Errorf("%s: after an answer, %d probes in 50 s", protocol, c.probes.Load())
 			}
 		})
 	}
