@@ -173,10 +173,11 @@ func (x *historian) attempt(service string, to netip.AddrPort) {
 	x.attempts = append(x.attempts, a)
 }
 
-// lateAnswer reports whether conntrack takes a late answer to the flow of UDP for a flow of its own, or did after begin, as
-// in TestLateAnswer.
+// lateAnswer reports whether conntrack takes a late answer of the endpoint that IPVS has chosen for the flow of UDP for a flow
+// of its own, or did after begin, as in TestLateAnswer.
 func (x *historian) lateAnswer(begin time.Time) bool {
-	out, err := x.node.Run(x.t.Context(), "sh", "-c", "conntrack -L -p udp --orig-port-src 8080 --orig-port-dst 5353 2>/dev/null")
+	out, err := x.node.Run(x.t.Context(), "sh", "-c", `for to in $(ipvsadm -Lcn | awk '$1 == "UDP" && $4 ~ /:5353$/ { sub(/:.*/, "", $6); print $6 }'); do
+		conntrack -L -p udp -s $to --orig-port-src 8080 --orig-port-dst 5353 2>/dev/null; done`)
 	if err == nil && strings.Contains(string(out), "[UNREPLIED]") {
 		x.answeredLate = time.Now()
 	}
