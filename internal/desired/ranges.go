@@ -173,15 +173,18 @@ func (s *State) decideRangesAt(at *address, losses map[loss]*frontend) {
 	slices.SortFunc(at.ranges, func(a, b *frontend) int { return a.claims[0].compare(b.claims[0]) })
 	at.served = nil
 	for _, r := range at.ranges {
+		was, served := r.winner, false
 		r.winner = nil
-		s.dirtyFrontend(r)
 		switch i, w := at.find(r.key); {
 		case !s.serves(r):
 		case w == nil:
-			at.served = slices.Insert(at.served, i, r)
+			at.served, served = slices.Insert(at.served, i, r), true
 		default:
 			r.winner = w
 			losses[loss{r.claims[0].port.service, r}] = r
+		}
+		if r.winner != was || served != (r.reported != nil) {
+			s.dirtyFrontend(r)
 		}
 	}
 }
