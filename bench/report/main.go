@@ -24,9 +24,9 @@ import (
 
 // Options say what is done.
 type Options struct {
-	fast, render, snapshot bool
-	parts                  []string
-	out, version           string
+	fast, render bool
+	parts        []string
+	out, version string
 }
 
 // AddFlags adds the flags.
@@ -34,7 +34,6 @@ func (o *Options) AddFlags(f *pflag.FlagSet) {
 	f.BoolVar(&o.fast, "fast", false, "measure less, in 15 minutes instead of 90")
 	f.StringSliceVar(&o.parts, "part", nil, "`names` of parts to measure again, and no others: "+strings.Join(partNames(), ", "))
 	f.BoolVar(&o.render, "render", false, "only write the page, from what was measured before")
-	f.BoolVar(&o.snapshot, "snapshot", false, "only write page and records of a full run to docs/report; README's first table is of them")
 	f.StringVar(&o.out, "out", "report", "`directory` for the page, and for the measurements in data/")
 	f.StringVar(&o.version, "version", "unknown", "version of Slipstream; what another one has measured is measured again")
 }
@@ -60,9 +59,6 @@ func Run(ctx context.Context, o Options) error {
 	records, err := load(data)
 	if err != nil {
 		return err
-	}
-	if o.snapshot {
-		return snapshot(records, "docs/report", os.Stderr)
 	}
 	var failed error
 	if !o.render {
