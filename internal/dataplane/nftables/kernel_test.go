@@ -179,7 +179,7 @@ func web(s *desired.State, i int, hosts ...int) {
 
 // TestConformance runs the tests that all dataplanes pass.
 func TestConformance(t *testing.T) {
-	dataplanetest.Conformance(t, desired.Config{}, 8, 30_000, func(t *testing.T) func() dataplanetest.Backend {
+	dataplanetest.Conformance(t, desired.Config{}, 8, 16_000, func(t *testing.T) func() dataplanetest.Backend {
 		k := newKernel(t)
 		return func() dataplanetest.Backend {
 			b := k.open()
