@@ -42,7 +42,7 @@ type Change struct {
 	Frontends []FrontendChange
 	Pools     []PoolChange
 
-	// Rebuild says that Local, Ranges or Masquerade changed. Only Full describes the new
+	// Rebuild says that Local or Masquerade changed. Only Full describes the new
 	// content, and the rest of the Change is empty.
 	Rebuild bool
 
@@ -51,8 +51,7 @@ type Change struct {
 	Local      LocalTraffic
 	Masquerade MasqueradePolicy
 
-	// Ranges says that there are frontends with ranges, or have been since the start. It stays the same until
-	// a Rebuild.
+	// Ranges says that there are frontends with ranges, or have been since the start. A change can begin it.
 	Ranges bool
 
 	Sets [Sets]SetChange
@@ -93,6 +92,7 @@ type PoolChange struct {
 	Sibling PoolID // the pool of the other Scope, or NoPool
 	Sticky  bool   // frontends of the pool have an Affinity; never changes for a pool
 	Shared  bool   // they are [Frontend.Shared]; never changes for a pool
+	Range   bool   // they are of a range; never changes for a pool
 	Added   []Backend
 	Removed []Backend
 	IfEmpty Verdict

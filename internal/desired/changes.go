@@ -10,7 +10,7 @@ import (
 
 // Change returns the difference from the last Change or Full, or a part of it (MaxChange).
 func (s *State) Change() *Update {
-	if s.local() != s.reportedLocal || s.ranged != s.reportedRanged {
+	if s.local() != s.reportedLocal {
 		return &Update{Change: Change{Rebuild: true, Local: s.local()}}
 	}
 	return s.collect(cmp.Or(s.config.NamespaceChange, MaxChange))

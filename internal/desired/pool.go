@@ -76,7 +76,7 @@ func (p *pool) changed(c *PoolChange, s *State) bool {
 // says whether it is described too.
 func (p *pool) describe(exists func(sibling *pool) bool) PoolChange {
 	port := p.of.port
-	c := PoolChange{ID: p.id, Service: port.name, Family: p.of.family, Scope: p.kind.scope(), IPVS: p.kind&byIPVS != 0, Sibling: NoPool, Sticky: port.sticky, Shared: port.shared}
+	c := PoolChange{ID: p.id, Service: port.name, Family: p.of.family, Scope: p.kind.scope(), IPVS: p.kind&byIPVS != 0, Sibling: NoPool, Sticky: port.sticky, Shared: port.shared, Range: port.last != 0}
 	if p.kind == passing {
 		return c
 	}

@@ -62,9 +62,6 @@ const (
 	regClient   = regTimeout
 )
 
-// chainShared is the chain, of a scope, for pools of Services with ranges.
-const chainShared = "shared-" + chainAffinity
-
 // loadSticky looks up the frontend whose key is in a register in one of the maps of frontends with
 // affinity.
 func (d *scopeSets) loadSticky(key uint32) []expr.Any {
@@ -85,7 +82,7 @@ func (d *scopeSets) loadSticky(key uint32) []expr.Any {
 // If a look-up finds nothing, a backend is picked. There are two tries, because a look-up
 // during a commit can miss an element that exists before and after it.
 //
-// The selector, of affinitySelectors, can be for pools of Services with ranges: the port of the recorded backend
+// The selector can be for pools of Services with ranges: the port of the recorded backend
 // can be another one, so it does not count, and the map partners has the backend with the address.
 func (w *ruleWriter) affinity(d *scopeSets, selector int) {
 	chain, comment := d.chainOf(selector), "@affinity[ID in @sticky . saddr], if that is in @members of the pool"
@@ -151,8 +148,8 @@ const rememberComment = "@remember[timeout of the original destination]"
 
 // remembered writes the rules that jump to the chain that records the client's backend, if the
 // connection is to a frontend with affinity.
-func (w *ruleWriter) remembered() {
-	for _, original := range w.originalSticky() {
+func (w *ruleWriter) remembered(originals [][]expr.Any) {
+	for _, original := range originals {
 		w.rule(chainRemember, rememberComment, original, []expr.Any{lookup(w.remember, regTimeout, unix.NFT_REG_VERDICT)})
 	}
 }
@@ -176,13 +173,17 @@ func (s *schema) originalSticky() [][]expr.Any {
 
 // affinityOf returns the session affinity that the table has to keep. That of a virtual server is IPVS's.
 func affinityOf(f *desired.Frontend) uint32 {
-	if f.VirtualServer() == f.Pool {
+	switch {
+	case f.VirtualServer() == f.Pool:
 		return 0
+	case f.IsRange() && f.Affinity > 0:
+		return f.Affinity + rangeTimeout
 	}
 	return f.Affinity
 }
 
-const rememberPrefix = "remember-"
+// rangeTimeout is added to the timeouts of frontends with ranges, which have chains of their own.
+const rememberPrefix, rangeTimeout = "remember-", 1e9
 
 func rememberChain(seconds uint32) string { return fmt.Sprintf("%s%d", rememberPrefix, seconds) }
 
@@ -198,10 +199,13 @@ func (s *schema) writeRemember(batch *nfnl.Batch, seconds uint32) {
 	chain := rememberChain(seconds)
 	batch.AddChain(s.table, nfnl.Chain{Name: chain})
 	batch.FlushChain(s.table, chain)
-	timeout := time.Duration(seconds) * time.Second
+	timeout, originals := time.Duration(seconds%rangeTimeout)*time.Second, s.originalSticky()
+	if originals = originals[:2]; seconds >= rangeTimeout {
+		originals = s.originalSticky()[2:]
+	}
 	value, record := s.valueOfAffinity(regKey), s.recordClient(regKey, timeout)
 	rules := ruleWriter{s, batch}
-	for _, original := range s.originalSticky() {
+	for _, original := range originals {
 		client := slices.Concat(original, s.loadTo(s.saddr, regClient))
 		rules.rule(chain, "if in @affinity with a backend", client, s.previousBackend(), []expr.Any{
 			&expr.Cmp{Op: expr.CmpOpNeq, Register: regBackend, Data: make([]byte, 2)},
@@ -223,12 +227,12 @@ func (b *Dataplane) newTimeouts(change *desired.Change) {
 			return
 		}
 		family := desired.FamilyOf(f.Addr())
-		users, exists := b.timeouts[family][f.Affinity]
+		users, exists := b.timeouts[family][affinityOf(f)]
 		if !exists || users == emptied {
-			b.schemas[family].writeRemember(&b.chains, f.Affinity)
+			b.schemas[family].writeRemember(&b.chains, affinityOf(f))
 			users = 0
 		}
-		b.timeouts[family][f.Affinity] = users + n
+		b.timeouts[family][affinityOf(f)] = users + n
 	}
 	for i := range change.Frontends {
 		count(change.Frontends[i].New, 1)

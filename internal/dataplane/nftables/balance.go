@@ -62,6 +62,7 @@ type pool struct {
 	counter counter // that the pool has
 	lacking bool    // a Problem says that it has none
 
+	sets     *scopeSets                       // in which it is
 	shared   bool                             // see partners
 	partners map[netip.Addr][]desired.Backend // by address, in order
 }
@@ -70,7 +71,7 @@ type pool struct {
 // is 0.
 type counter struct{ size, number int32 }
 
-// onDemand holds, for one scope, which on-demand chains exist and which round-robin counters are taken:
+// onDemand holds, for one scope, or its ranges, which on-demand chains exist and which round-robin counters are taken:
 // chains are by the value in the map pools without stickySelector, taken has the counters as bits,
 // and sizes what each one's chain counts modulo; 0 without a chain.
 type onDemand struct {
@@ -122,7 +123,12 @@ func (d *scopeSets) onDemandChains(selector int) []string {
 	if selector == passSelector {
 		return []string{d.prefix + onDemandPrefix + "pass"}
 	}
-	if !ordered(selector) {
+	switch {
+	case selector == sharedSelector:
+		return []string{d.prefix + onDemandPrefix + "shared-" + chainAffinity}
+	case !ordered(selector) && size <= exactSizes:
+		return []string{d.pickChain(size)}
+	case !ordered(selector):
 		return []string{d.pickChain(size), d.drawChain(size)}
 	}
 	name := fmt.Sprintf("%s%shash-%d", d.prefix, onDemandPrefix, size)
@@ -150,8 +156,6 @@ func (d *scopeSets) chainOf(selector int) string {
 		return refusals + chainReject
 	case stickySelector:
 		return d.prefix + chainAffinity
-	case stickySelector | sharedSelector:
-		return d.prefix + chainShared
 	}
 	return d.onDemandChains(bare(selector))[0]
 }
@@ -169,7 +173,7 @@ func (s *schema) isOnDemandChain(name string) bool {
 // needsChain reports whether a chain is one that the pools need.
 func (b *Dataplane) needsChain(s *schema, name string) bool {
 	for d := range s.eachScopeSets {
-		for selector := range b.onDemand[s.family][d.scope].chains {
+		for selector := range b.onDemand[s.family][d.place].chains {
 			if slices.Contains(d.onDemandChains(selector), name) {
 				return true
 			}
@@ -184,8 +188,16 @@ func ordered(selector int) bool { return selector > 0 && selector&(hashSelector|
 
 // isOnDemand reports whether a value in the map pools needs chains that are not there from the
 // start.
-func isOnDemand(selector int) bool {
-	return selector == passSelector || ordered(selector) || selector > 0 && selector&sizeMask > startSize
+func (d *scopeSets) isOnDemand(selector int) bool {
+	return selector == passSelector || selector == sharedSelector || ordered(selector) || selector > 0 && selector&sizeMask > 0 && !d.starts(selector&sizeMask)
+}
+
+// setsFor returns the sets for a pool.
+func (s *schema) setsFor(scope desired.Scope, inRange bool) *scopeSets {
+	if inRange {
+		return &s.rangeSets[scope]
+	}
+	return &s.addressSets[scope]
 }
 
 // bare is a value in the map pools without stickySelector.
@@ -206,6 +218,10 @@ func (s *schema) writeOnDemand(batch *nfnl.Batch, d *scopeSets, selector int) {
 	w, chain := ruleWriter{s, batch}, chains[0]
 	switch {
 	case selector == passSelector: // an empty chain: the packet leaves the table
+	case selector == sharedSelector:
+		w.affinity(d, selector)
+		batch.AddVerdict(s.table, d.picks, word(stickySelector|sharedSelector), nfnl.Goto, chain)
+		return
 	case !ordered(selector):
 		w.pick(d, size)
 	default:
@@ -238,23 +254,32 @@ func (s *schema) hash(size int, port bool) []expr.Any {
 // prepareSelector returns the value of a pool in the map pools after a change, and creates the chain
 // that it needs.
 func (b *Dataplane) prepareSelector(p *pool) int {
-	x, s := &b.onDemand[p.Family][p.Scope], &b.schemas[p.Family]
+	x, s := &b.onDemand[p.Family][p.sets.place], b.schemas[p.Family]
 	former := x.assignCounter(p, false)
 	selector := selectorOf(p)
+	var needs []int
+	if p.sets.isOnDemand(selector) {
+		needs = append(needs, bare(selector))
+	}
+	if p.shared && selector > 0 && selector&stickySelector != 0 {
+		needs = append(needs, sharedSelector)
+	}
 	for d := range s.eachScopeSets {
-		if d.scope != p.Scope {
+		if d.place != p.sets.place {
 			continue
 		}
-		if bare := bare(selector); isOnDemand(selector) && !x.chains[bare] && !b.unsupported[p.Family] {
-			s.writeOnDemand(&b.chains, d, bare)
+		for _, selector := range needs {
+			if !x.chains[selector] && !b.unsupported[p.Family] {
+				s.writeOnDemand(&b.chains, d, selector)
+			}
 		}
 		if former != 0 && !b.unsupported[p.Family] {
 			b.batch.DeleteElement(s.table, d.picks, word(uint32(former)))
 			b.batch.DeleteElement(s.table, d.stickyPicks, word(uint32(former|stickySelector)))
 		}
 	}
-	if isOnDemand(selector) {
-		x.chains[bare(selector)] = true
+	for _, selector := range needs {
+		x.chains[selector] = true
 	}
 	return selector
 }
@@ -272,15 +297,14 @@ func (b *Dataplane) tellLacking(p *pool) {
 func (b *Dataplane) passCounters() {
 	w := &b.writer
 	for i, p := range b.pools {
-		if p == nil || !p.needsCounter() || p.counter.number > 0 || ^b.onDemand[p.Family][p.Scope].taken == 0 {
+		if p == nil || !p.needsCounter() || p.counter.number > 0 || ^b.onDemand[p.Family][p.sets.place].taken == 0 {
 			continue
 		}
 		id := desired.PoolID(i)
 		at := slices.IndexFunc(w.poolUpdates, func(r poolUpdate) bool { return r.id == id })
 		if at < 0 {
 			at = len(w.poolUpdates)
-			s := &b.schemas[p.Family]
-			w.poolUpdates = append(w.poolUpdates, poolUpdate{id: id, schema: s, scopeSets: &s.addressSets[p.Scope], shared: p.shared, before: selectorOf(p)})
+			w.poolUpdates = append(w.poolUpdates, poolUpdate{id: id, schema: b.schemas[p.Family], scopeSets: p.sets, shared: p.shared, before: selectorOf(p)})
 		}
 		w.poolUpdates[at].after = b.prepareSelector(p)
 	}

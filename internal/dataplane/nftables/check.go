@@ -91,6 +91,9 @@ func (b *Dataplane) Check(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("reading the ruleset's generation: %w", err)
 	}
+	if b.unsealed != nil && generation == b.detector.generation {
+		return b.sealRanges(generation)
+	}
 	if generation != b.detector.generation {
 		for f := range b.served {
 			if err := cmp.Or(b.checkTable(f), b.checkLimits(f)); err != nil {
@@ -111,7 +114,7 @@ func damaged(s *schema, what string) error {
 }
 
 func (b *Dataplane) checkTable(f int) error {
-	s, want := &b.schemas[f], b.detector.tables[f]
+	s, want := b.schemas[f], b.detector.tables[f]
 	t, err := b.conn.Contents(s.table)
 	switch {
 	case err != nil:
@@ -128,7 +131,7 @@ func (b *Dataplane) checkTable(f int) error {
 	var created nfnl.Batch
 	for d := range s.eachScopeSets {
 		s.writePicks(b.config, &created, d)
-		for selector := range b.onDemand[f][d.scope].chains {
+		for selector := range b.onDemand[f][d.place].chains {
 			s.writeOnDemand(&created, d, selector)
 		}
 	}
@@ -206,8 +209,8 @@ func (b *Dataplane) checkSlots() error {
 
 // checkSlot looks up the elements of a slot, and of its pool if that had another selector before.
 func (b *Dataplane) checkSlot(id desired.PoolID, p *pool, i, before int) error {
-	s := &b.schemas[p.Family]
-	r := poolUpdate{id: id, schema: s, scopeSets: &s.addressSets[p.Scope], before: before, after: selectorOf(p), shared: p.shared}
+	s := b.schemas[p.Family]
+	r := poolUpdate{id: id, schema: s, scopeSets: p.sets, before: before, after: selectorOf(p), shared: p.shared}
 	if i < len(p.Slots) {
 		r.slots = []dataplane.SlotChange{{Slot: i, New: p.Slots[i], Has: true}}
 		if p.shared {
@@ -237,7 +240,7 @@ func (b *Dataplane) checkPool(id desired.PoolID, p *pool) error {
 	from := b.random.IntN(len(p.Frontends) + 1)
 	for i := range min(len(p.Frontends), sampleSize) {
 		if err == nil {
-			err = b.checkFrontend(&b.schemas[p.Family], p.Frontends[(from+i)%len(p.Frontends)])
+			err = b.checkFrontend(b.schemas[p.Family], p.Frontends[(from+i)%len(p.Frontends)])
 		}
 	}
 	return err

@@ -37,7 +37,7 @@ func (b *Dataplane) startCold(ctx context.Context, full *desired.Change, want *s
 	var tables, entries []*nfnl.Batch
 	var written [len(schemas)]bool
 	for f := range b.served {
-		s := &b.schemas[f]
+		s := b.schemas[f]
 		switch _, err := b.conn.Table(s.table); {
 		case err == nil:
 			return errNotCold

@@ -12,7 +12,7 @@ import (
 
 // Describe implements dataplane.Dataplane.
 func (b *Dataplane) Describe(f *desired.Frontend, id desired.PoolID) dataplane.Detail {
-	s := &b.schemas[desired.FamilyOf(f.Addr())]
+	s := b.schemas[desired.FamilyOf(f.Addr())]
 	key := fmt.Sprintf("%s . %d", strings.ToLower(f.Protocol.String()), f.Port())
 	if !f.OnNode() {
 		key = fmt.Sprintf("%s . %s", f.Addr(), key)

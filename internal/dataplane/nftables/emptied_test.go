@@ -147,6 +147,11 @@ func (d thorough) Check(ctx context.Context) error {
 	if err := d.sequence.Check(); err != nil {
 		return err
 	}
+	if d.unsealed != nil { // with the generation of its change
+		if err := d.Dataplane.Check(ctx); err != nil {
+			return err
+		}
+	}
 	d.detector.generation = 0
 	for {
 		if err := d.Dataplane.Check(ctx); err != nil || d.detector.unchecked+d.detector.unseen == 0 {

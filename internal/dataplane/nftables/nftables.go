@@ -19,16 +19,17 @@ import (
 type Dataplane struct {
 	config   dataplane.Config
 	conn     *nfnl.Conn
-	schemas  *[len(schemas)]schema // of the last full content
+	schemas  [len(schemas)]*schema
 	batch    nfnl.Batch
 	chains   nfnl.Batch // chains that elements in batch lead to (see commitChains)
 	writer   writer
 	detector detector
 	clients  Clients
 
-	pools       dataplane.Pools[pool]        // in the kernel
-	timeouts    [len(schemas)]map[uint32]int // timeouts of session affinity that have a chain, with their frontends' number, or emptied
-	onDemand    [len(schemas)][scopes]onDemand
+	pools       dataplane.Pools[pool]              // in the kernel
+	timeouts    [len(schemas)]map[uint32]int       // timeouts of session affinity that have a chain, with their frontends' number, or emptied
+	onDemand    [len(schemas)][2 * scopes]onDemand // by scope, those of ranges last
+	unsealed    *desired.Change                    // see sealRanges
 	limits      [len(schemas)]limits
 	unlimited   map[desired.Problem]bool // Services, as reported
 	sequence    dataplane.Sequence
@@ -46,7 +47,7 @@ func New(c dataplane.Config) (*Dataplane, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &Dataplane{config: c, conn: conn, schemas: &schemas, timeouts: [len(schemas)]map[uint32]int{{}, {}}, random: rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 0))}
+	b := &Dataplane{config: c, conn: conn, schemas: [...]*schema{&schemas[0], &schemas[1]}, timeouts: [len(schemas)]map[uint32]int{{}, {}}, random: rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 0))}
 	b.writer.batch = &b.batch
 	b.clients.init(b)
 	return b, nil
@@ -78,6 +79,7 @@ func (b *Dataplane) Apply(ctx context.Context, change *desired.Change) (dataplan
 	}
 	b.batch.Reset()
 	b.chains.Reset()
+	b.beginRanges(change, false)
 	b.write(change)
 	stats := b.stats()
 	if err := b.commitChains(); err != nil {
@@ -131,8 +133,8 @@ func (b *Dataplane) plan(change *desired.Change) {
 // is deleted before the new one is added, as the kernel requires.
 func (b *Dataplane) encode(change *desired.Change) {
 	for f := range b.served {
-		b.writer.write(del, &b.schemas[f], change)
-		b.writer.write(add, &b.schemas[f], change)
+		b.writer.write(del, b.schemas[f], change)
+		b.writer.write(add, b.schemas[f], change)
 	}
 	for i := range change.Frontends {
 		c := &change.Frontends[i]
@@ -154,11 +156,11 @@ func (b *Dataplane) updatePools(change *desired.Change) {
 	w.poolUpdates = slices.Grow(w.poolUpdates[:0], len(change.Pools))
 	for i := range change.Pools {
 		c := &change.Pools[i]
-		r := poolUpdate{id: c.ID, schema: &b.schemas[c.Family], shared: c.Shared, before: noSelector, after: noSelector}
-		r.scopeSets = &r.schema.addressSets[c.Scope]
+		r := poolUpdate{id: c.ID, schema: b.schemas[c.Family], shared: c.Shared, before: noSelector, after: noSelector}
+		r.scopeSets = r.schema.setsFor(c.Scope, c.Range)
 		p := b.pools.Get(c.ID)
 		if c.New {
-			p = &pool{Pool: dataplane.NewPool(c), shared: c.Shared}
+			p = &pool{Pool: dataplane.NewPool(c), sets: r.scopeSets, shared: c.Shared}
 			b.pools.Set(c.ID, p)
 			if c.Algorithm == desired.RoundRobin {
 				// So that nodes do not begin with the same backend (kubernetes #121591).
@@ -182,7 +184,7 @@ func (b *Dataplane) updatePools(change *desired.Change) {
 			r.slots = p.Update(c)
 		}
 		p.IfEmpty = c.IfEmpty
-		x := &b.onDemand[c.Family][c.Scope]
+		x := &b.onDemand[c.Family][r.scopeSets.place]
 		full := ^x.taken == 0
 		if c.Gone {
 			x.assignCounter(p, true)

@@ -65,24 +65,28 @@ func (d *scopeSets) pickChain(size int) string { return d.chain("pick", size) }
 func (d *scopeSets) drawChain(size int) string { return d.chain("draw", size) }
 
 func (d *scopeSets) chain(does string, size int) string {
-	if size > startSize {
+	if !d.starts(size) {
 		does = onDemandPrefix + does
 	}
 	return fmt.Sprintf("%s%s-%d", d.prefix, does, size)
 }
 
-// chainNames lists the names of all chains of a scope that are created at the start.
-func (s *schema) chainNames(d *scopeSets) (all []string) {
-	for _, selector := range s.affinitySelectors(d) {
-		all = append(all, d.chainOf(selector))
-	}
-	for _, size := range startSizes {
-		all = append(all, d.pickChain(size))
-		if size > exactSizes {
-			all = append(all, d.drawChain(size))
+// starts reports whether a size has chains from the start. Of ranges only the smallest has: the first one adds few rules.
+func (d *scopeSets) starts(size int) bool { return size <= d.startSizes[len(d.startSizes)-1] }
+
+// scope writes all chains of a scope that are created at the start, and the map that leads to them.
+func (w *ruleWriter) scope(c dataplane.Config, d *scopeSets) {
+	for _, size := range d.startSizes {
+		for _, chain := range d.onDemandChains(size) {
+			w.batch.AddChain(w.table, nfnl.Chain{Name: chain})
 		}
+		w.pick(d, size)
 	}
-	return all
+	if !d.inRange { // those of ranges are created when they are first needed
+		w.batch.AddChain(w.table, nfnl.Chain{Name: d.chainOf(stickySelector)})
+		w.affinity(d, stickySelector)
+	}
+	w.writePicks(c, w.batch, d)
 }
 
 // selector writes a rule that selects a random slot below a size.
@@ -120,14 +124,16 @@ func (w *ruleWriter) pick(d *scopeSets, size int) {
 
 // writePicks fills the map picks of a scope.
 func (s *schema) writePicks(c dataplane.Config, batch *nfnl.Batch, d *scopeSets) {
-	selectors := append([]int{0, dropSelector}, s.affinitySelectors(d)...)
-	if c.IPVS {
+	selectors := []int{0, dropSelector, stickySelector}
+	if d.inRange {
+		selectors = selectors[:2]
+	} else if c.IPVS {
 		selectors = append(selectors, ipvsSelector)
 	}
 	for _, selector := range selectors {
 		batch.AddVerdict(s.table, d.picks, word(uint32(selector)), nfnl.Goto, d.chainOf(selector))
 	}
-	for _, size := range startSizes {
+	for _, size := range d.startSizes {
 		s.writeSelector(batch, d, size, d.pickChain(size))
 	}
 }

@@ -18,10 +18,10 @@ import (
 )
 
 // A frontend with a range of ports has one element, whatever its size, in a map of intervals, which leads to its
-// key in the maps that all frontends have:
+// key in the other maps:
 //
-//	map ranges    { 10.96.0.10 . udp . 10000-20000 : 81 . 10000 }
-//	map frontends { 10.96.0.10 . 81 . 10000 : 7 }
+//	map ranges          { 10.96.0.10 . udp . 10000-20000 : 81 . 10000 }
+//	map range-frontends { 10.96.0.10 . 81 . 10000 : 7 }
 //
 // That key has the first port, and the protocol's number with rangeFlag, so that no packet has it. The chains
 // for ranges are those for addresses again, with other names. They look up the map ranges before each look-up
@@ -33,49 +33,34 @@ import (
 //
 //	map partners { 7 . 0 . 10.0.1.2 : 10.0.1.2 . 5060 }
 //
-// A table has all this only if there are ranges, or have been since the start ([desired.Change.Ranges]). The
-// kernel copies a map of intervals with each change, so ordinary ports are not in it.
+// A table has all this once there is a range ([desired.Change.Ranges]), in maps that are empty at first: for a rule in a new
+// chain, the kernel walks the maps that it uses. It copies a map of intervals with each change: so without ordinary ports.
 
-const rangeFlag = 0x40
+const rangeFlag, rangePrefix = 0x40, "range-" // the prefix of the chains and maps
 
-const rangePrefix = "range-"
-
-// chainRanges leads to the chains for ranges, which have the names of those for addresses with rangePrefix.
+// chainRanges leads to the chain for external ranges. Packets for a ClusterIP have come through the chain dispatch.
 const chainRanges = "ranges"
-
-// rangeChains are the additional chains of a table with ranges.
-var rangeChains = []nfnl.Chain{
-	{Name: chainRanges},
-	{Name: rangePrefix + chainClusterIP},
-	{Name: rangePrefix + chainExternal},
-	{Name: rangePrefix + chainExternalLocal},
-	{Name: rangePrefix + chainSources},
-	{Name: rangePrefix + chainDispatch},
-	{Name: rangePrefix + chainReject},
-	{Name: rangePrefix + chainDrop},
-}
 
 // rangedSchemas are the schemas of tables with ranges.
 var rangedSchemas = func() (all [len(schemas)]schema) {
 	for f := range schemas {
 		s := schemas[f]
 		s.ranged = true
-		const words = 3
 		s.ranges = &nfnl.Set{ // a long number, as sources
-			Name:    "ranges",
-			KeyType: nfnl.TypeInteger, KeyLen: s.external.KeyLen, Flags: unix.NFT_SET_INTERVAL,
-			KeyTypeof: nfnl.NetworkHeader(s.external.KeyLen),
-			DataType:  nfnl.Concat(nfnl.TypeMark, nfnl.TypeInetProto, nfnl.TypeInetService), DataLen: words * 4,
+			Name: "ranges", KeyType: nfnl.TypeInteger, KeyLen: s.external.KeyLen, Flags: unix.NFT_SET_INTERVAL, KeyTypeof: nfnl.NetworkHeader(s.external.KeyLen),
+			DataType: nfnl.Concat(nfnl.TypeMark, nfnl.TypeInetProto, nfnl.TypeInetService), DataLen: 3 * 4,
 			DataTypeof: nfnl.Concatenation(nfnl.MetaMark, nfnl.L4Proto, nfnl.TCPDport),
 		}
-		s.partners = &nfnl.Set{
-			Name: "partners", KeyType: s.members.KeyType, KeyLen: s.members.KeyLen,
-			DataType: nfnl.Concat(s.table.Family.AddrType(), nfnl.TypeInetService), DataLen: s.addrLen + 4,
-		}
+		s.partners = named(s.members, "partners")
+		s.partners.DataType, s.partners.DataLen = nfnl.Concat(s.table.Family.AddrType(), nfnl.TypeInetService), s.addrLen+4
+		pools := named(s.pools, rangePrefix+s.pools.Name)
 		for i := range s.rangeSets {
 			d := s.addressSets[i]
 			d.prefix, d.inRange = rangePrefix+d.prefix, true
-			d.picks, d.stickyPicks = named(d.picks, rangePrefix+d.picks.Name), named(d.stickyPicks, rangePrefix+d.stickyPicks.Name)
+			for _, set := range []**nfnl.Set{&d.frontends, &d.endpoints, &d.picks, &d.stickyPicks} {
+				*set = named(*set, rangePrefix+(*set).Name)
+			}
+			d.pools, d.place, d.startSizes = pools, scopes+i, startSizes[:1]
 			s.rangeSets[i] = d
 		}
 		all[f] = s
@@ -90,43 +75,64 @@ func named(set *nfnl.Set, name string) *nfnl.Set {
 	return &s
 }
 
-func schemasFor(ranges bool) *[len(schemas)]schema {
-	if ranges {
-		return &rangedSchemas
-	}
-	return &schemas
-}
+// schemasFor has the schemas of tables with and without ranges.
+var schemasFor = map[bool]*[len(schemas)]schema{false: &schemas, true: &rangedSchemas}
 
-// chains lists all chains except those of scopes.
-func (s *schema) chains() []nfnl.Chain {
-	if s.ranged {
-		return slices.Concat(chains, rangeChains)
+// writeRanges adds what ranges need to a table that has the rest. Of the chains that are there, it only adds to the ends.
+func (s *schema) writeRanges(batch *nfnl.Batch, c dataplane.Config, full *desired.Change) {
+	for _, set := range s.sets() {
+		if !schemas[s.family].owns(set) {
+			batch.AddSet(s.table, set)
+		}
 	}
-	return chains
-}
-
-// affinitySelectors are the keys in picks for the chains of a scope that affinity writes.
-func (s *schema) affinitySelectors(d *scopeSets) []int {
-	switch {
-	case d.inRange:
-		return []int{stickySelector | sharedSelector}
-	case s.ranged:
-		return []int{stickySelector, stickySelector | sharedSelector}
+	batch.AddChain(s.table, nfnl.Chain{Name: chainRanges})
+	for _, name := range []string{chainClusterIP, chainExternal, chainExternalLocal, chainSources, chainDispatch, chainReject, chainDrop} {
+		batch.AddChain(s.table, nfnl.Chain{Name: rangePrefix + name})
 	}
-	return []int{stickySelector}
-}
-
-// rangeRules writes the chains for ranges.
-func (w *ruleWriter) rangeRules(c dataplane.Config, full *desired.Change, mark uint32) {
-	cluster := &w.rangeSets[desired.Cluster]
+	w, cluster := ruleWriter{s, batch}, &s.rangeSets[desired.Cluster]
+	for i := range s.rangeSets {
+		w.scope(c, &s.rangeSets[i])
+	}
+	w.rule(chainServices, "", goTo(chainRanges))
+	w.rule(chainDispatch, "", jump(chainRanges))
+	w.rule(chainDispatch, "", goTo(rangePrefix+chainClusterIP))
+	w.remembered(w.originalSticky()[2:])
 	for range 2 { // see dispatch
 		w.rule(chainRanges, "", w.frontend(cluster), in(w.external), goTo(rangePrefix+chainExternal))
-		w.rule(chainRanges, "", w.load(w.daddr), in(w.clusterIPs), goTo(rangePrefix+chainClusterIP))
 	}
-	w.addresses(c, &w.rangeSets, full, mark)
+	w.addresses(c, &w.rangeSets, full, uint32(1)<<c.MasqueradeBit)
 	w.rule(rangePrefix+chainReject, "", nfnl.CountIn(dataplane.NoEndpoints))
 	w.refuse(rangePrefix + chainReject)
 	w.rule(rangePrefix+chainDrop, "no endpoint that traffic policy allows", nfnl.CountIn(dataplane.NoLocalEndpoints), drop())
+}
+
+// beginRanges encodes what the first range of a family needs, or of any.
+func (b *Dataplane) beginRanges(change *desired.Change, all bool) {
+	for f := range schemas {
+		begins := func(p desired.PoolChange) bool { return (p.Range || p.Shared) && p.Family == desired.Family(f) }
+		if b.schemas[f].ranged || !change.Ranges {
+			continue
+		}
+		if b.unsealed = change; !all && !slices.ContainsFunc(change.Pools, begins) {
+			continue
+		}
+		if b.schemas[f] = &rangedSchemas[f]; !b.unsupported[f] {
+			b.schemas[f].writeRanges(&b.chains, b.config, change)
+		}
+	}
+}
+
+// sealRanges completes, in a Check, what the first range has added, for all families. If another program has committed
+// meanwhile, the Check finds no seal, and everything is written again. The former seals stay, and fit no rules.
+func (b *Dataplane) sealRanges(generation uint32) error {
+	b.chains.Reset()
+	b.beginRanges(b.unsealed, true)
+	if err := b.commitChains(); err != nil {
+		return err
+	}
+	want := b.skeletons(b.unsealed)
+	b.unsealed = nil
+	return b.detector.reset(b, generation, &want, [len(schemas)]bool{true, true})
 }
 
 // rangeAt replaces a packet's key in registers by that of the range that has it, or does not match. The value's
@@ -150,16 +156,11 @@ func (w *ruleWriter) copyRange(to uint32) []expr.Any {
 
 // portRange writes the interval of a frontend.
 func (w *writer) portRange(op op, s *schema, f *desired.Frontend) {
-	first := s.rangeStart(f.FrontendKey)
+	first := nfnl.AppendDestination(nil, uint8(f.Protocol), f.AddrPort)
 	last := nfnl.AppendDestination(nil, uint8(f.Protocol), netip.AddrPortFrom(f.Addr(), f.Last))
 	last[len(last)-2], last[len(last)-1] = 0xff, 0xff // the padding
 	value := append(number(nil, 0), s.frontendKey(nil, f.FrontendKey)[s.addrLen:]...)
 	w.interval(op, s, s.ranges, first, last, value...)
-}
-
-// rangeStart encodes the first key of the interval of a frontend.
-func (s *schema) rangeStart(k desired.FrontendKey) []byte {
-	return nfnl.AppendDestination(nil, uint8(k.Protocol), k.AddrPort)
 }
 
 // partnerKey encodes the key of a pool and a backend's address in partners.
@@ -172,30 +173,25 @@ func (p *pool) share(c *desired.PoolChange) (removed, added []desired.Backend) {
 	if p.partners == nil {
 		p.partners = map[netip.Addr][]desired.Backend{}
 	}
-	before := map[netip.Addr]desired.Backend{}
 	first := func(a netip.Addr) (b desired.Backend) {
 		if all := p.partners[a]; len(all) > 0 {
 			b = all[0]
 		}
 		return b
 	}
-	at := func(b desired.Backend) netip.Addr {
-		a := b.Addr()
-		if _, known := before[a]; !known {
-			before[a] = first(a)
-		}
-		return a
+	before := map[netip.Addr]desired.Backend{}
+	for _, b := range slices.Concat(c.Removed, c.Added) {
+		before[b.Addr()] = first(b.Addr())
 	}
 	for _, b := range c.Removed {
-		a := at(b)
+		a := b.Addr()
 		if p.partners[a] = slices.DeleteFunc(p.partners[a], func(x desired.Backend) bool { return x == b }); len(p.partners[a]) == 0 {
 			delete(p.partners, a)
 		}
 	}
 	for _, b := range c.Added {
-		a := at(b)
-		p.partners[a] = append(p.partners[a], b)
-		slices.SortFunc(p.partners[a], desired.Backend.Compare)
+		p.partners[b.Addr()] = append(p.partners[b.Addr()], b)
+		slices.SortFunc(p.partners[b.Addr()], desired.Backend.Compare)
 	}
 	for _, a := range slices.SortedFunc(maps.Keys(before), netip.Addr.Compare) {
 		was, is := before[a], first(a)

@@ -74,15 +74,13 @@ func (r *tableReader) read() {
 	if r.ranged {
 		r.intervals(r.ranges, r.portRange)
 		r.elements(r.schema.partners, r.partner)
+		r.elements(r.rangeSets[0].pools, r.readPool)
 	}
 	r.elements(r.schema.remember, func(e nfnl.Element) {
 		seconds := firstNumber(e.Key)
 		r.remembers[seconds] = true
 		r.checkGoesTo(r.schema.remember, e, nfnl.Jump, rememberChain(seconds))
 	})
-	for i := range r.addressSets {
-		r.elements(r.addressSets[i].endpoints, func(e nfnl.Element) { r.endpoint(i, e) })
-	}
 	for d := range r.eachScopeSets {
 		for _, picks := range []*nfnl.Set{d.picks, d.stickyPicks} {
 			r.elements(picks, func(e nfnl.Element) {
@@ -91,10 +89,13 @@ func (r *tableReader) read() {
 				r.checkGoesTo(picks, e, nfnl.Goto, d.chainOf(int(int32(selector))))
 			})
 		}
+		if !d.onNode {
+			r.elements(d.endpoints, func(e nfnl.Element) { r.endpoint(int(d.scope), e) })
+		}
 	}
-	for _, addressSets := range []*[scopes]scopeSets{&r.schema.addressSets, &r.schema.nodePortSets} {
-		r.elements(addressSets[desired.Cluster].frontends, func(e nfnl.Element) { r.readFrontendElement(desired.Cluster, e) })
-		r.elements(addressSets[desired.Local].frontends, r.localFrontend)
+	frontend := [scopes]func(nfnl.Element){func(e nfnl.Element) { r.readFrontendElement(desired.Cluster, e) }, r.localFrontend}
+	for d := range r.eachScopeSets { // first those of the scope Cluster
+		r.elements(d.frontends, frontend[d.scope])
 	}
 	r.elements(r.external, r.setExternal)
 	r.elements(r.addressSets[0].sticky, r.sticky)
@@ -316,9 +317,9 @@ func (r *tableReader) localFrontend(e nfnl.Element) {
 
 func (r *tableReader) sticky(e nfnl.Element) {
 	seconds := firstNumber(e.Value[12:])
-	r.update(e, "affinity", func(t *dataplane.Target) { t.Affinity = seconds })
+	r.update(e, "affinity", func(t *dataplane.Target) { t.Affinity = seconds % rangeTimeout })
 	if !r.remembers[seconds] {
-		r.fault("no chain for session affinity of %d s", seconds)
+		r.fault("no chain for session affinity of %d s", seconds%rangeTimeout)
 	}
 }
 

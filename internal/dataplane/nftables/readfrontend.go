@@ -19,7 +19,7 @@ import (
 // frontend's slots, not on the sizes of the sets.
 func (b *Dataplane) ReadFrontend(ctx context.Context, want *desired.Change) (*dataplane.Content, error) {
 	f := want.Frontends[0].New
-	r := tableReader{schema: &schemasFor(f.IsRange() || f.Shared)[desired.FamilyOf(f.Addr())], conn: b.conn, content: dataplane.NewContent()}
+	r := tableReader{schema: &schemasFor[f.IsRange() || f.Shared][desired.FamilyOf(f.Addr())], conn: b.conn, content: dataplane.NewContent()}
 	if r.frontend(ctx, f, want.Pools); r.err != nil {
 		return nil, fmt.Errorf("reading table %s %s: %w", r.table.Family, tableName, r.err)
 	}
@@ -39,7 +39,7 @@ func (r *tableReader) frontend(ctx context.Context, f *desired.Frontend, pools [
 	key := r.frontendKey(nil, f.FrontendKey)
 	r.init()
 	if f.IsRange() {
-		if e, has := r.element(r.ranges, r.rangeStart(f.FrontendKey)); has && bytes.Equal(e.Value[4:], key[r.addrLen:]) {
+		if e, has := r.element(r.ranges, nfnl.AppendDestination(nil, uint8(f.Protocol), f.AddrPort)); has && bytes.Equal(e.Value[4:], key[r.addrLen:]) {
 			r.lasts[string(key)] = f.Last
 		}
 	}
@@ -77,7 +77,7 @@ func (r *tableReader) frontend(ctx context.Context, f *desired.Frontend, pools [
 // pool looks up a pool that a frontend leads to. Backends with session affinity cannot be listed
 // without a dump: it looks for those that the pool should have.
 func (r *tableReader) pool(ctx context.Context, d *scopeSets, id uint32, sticky []desired.Backend) {
-	e, has := r.element(r.pools, number(nil, id))
+	e, has := r.element(d.pools, number(nil, id))
 	if !has {
 		return
 	}

@@ -33,12 +33,8 @@ import (
 // finds its sets empty, and may be lost.
 func (b *Dataplane) Reconcile(ctx context.Context, full *desired.Change) (dataplane.Stats, error) {
 	b.sequence.Begin()
-	b.schemas = schemasFor(full.Ranges)
 	b.reset(full)
-	var want skeletons
-	for f := range schemas {
-		want[f] = b.schemas[f].skeleton(b.config, full)
-	}
+	want := b.skeletons(full)
 	err := b.startCold(ctx, full, &want)
 	if errors.Is(err, errNotCold) {
 		b.reset(full)
@@ -56,12 +52,12 @@ func (b *Dataplane) Reconcile(ctx context.Context, full *desired.Change) (datapl
 
 // reset prepares for a full content.
 func (b *Dataplane) reset(full *desired.Change) {
-	b.batch, b.chains = nfnl.Batch{}, nfnl.Batch{}
+	b.batch, b.chains, b.unsealed = nfnl.Batch{}, nfnl.Batch{}, nil
 	b.pools = make(dataplane.Pools[pool], 0, len(full.Pools))
 	b.timeouts = [len(schemas)]map[uint32]int{{}, {}}
 	for f := range b.onDemand {
-		for scope := range b.onDemand[f] {
-			b.onDemand[f][scope] = onDemand{chains: map[int]bool{}}
+		for i := range b.onDemand[f] {
+			b.onDemand[f][i] = onDemand{chains: map[int]bool{}}
 		}
 	}
 	for f := range schemas {
@@ -101,7 +97,7 @@ func (b *Dataplane) commit(ctx context.Context, want *skeletons, replace bool) e
 			}
 			head := &nfnl.Batch{}
 			batches = append(batches, head)
-			if written[f] = b.prepare(head, &tail, &b.schemas[f], t, want[f], replace); written[f] {
+			if written[f] = b.prepare(head, &tail, b.schemas[f], t, want[f], replace); written[f] {
 				batches = append(batches, &want[f].batch, &want[f].entry)
 			}
 		}
@@ -200,6 +196,14 @@ type skeleton struct {
 // skeletons are the skeletons of all families.
 type skeletons [len(schemas)]*skeleton
 
+func (b *Dataplane) skeletons(full *desired.Change) (want skeletons) {
+	for f := range schemas {
+		b.schemas[f] = &schemasFor[full.Ranges][f]
+		want[f] = b.schemas[f].skeleton(b.config, full)
+	}
+	return want
+}
+
 func (s *schema) skeleton(c dataplane.Config, full *desired.Change) *skeleton {
 	k := &skeleton{}
 	k.batch.AddTable(s.table, tableComment)
@@ -214,30 +218,24 @@ func (s *schema) skeleton(c dataplane.Config, full *desired.Change) *skeleton {
 
 // write writes the table's sets, chains and rules, except for those of writeEntry.
 func (s *schema) write(batch *nfnl.Batch, c dataplane.Config, full *desired.Change) {
-	for _, set := range s.sets() {
+	base := *s
+	base.ranged = false
+	for _, set := range base.sets() {
 		batch.AddSet(s.table, set)
 	}
 	for _, reason := range counters {
 		batch.AddCounter(s.table, reason)
 	}
-	for _, c := range s.chains() {
+	for _, c := range chains {
 		batch.AddChain(s.table, c)
 	}
-	rules := ruleWriter{schema: s, batch: batch}
-	for d := range s.eachScopeSets {
-		for _, name := range s.chainNames(d) {
-			batch.AddChain(s.table, nfnl.Chain{Name: name})
-		}
-		for _, selector := range s.affinitySelectors(d) {
-			rules.affinity(d, selector)
-		}
-		for _, size := range startSizes {
-			rules.pick(d, size)
-		}
+	rules := ruleWriter{schema: &base, batch: batch}
+	for d := range base.eachScopeSets {
+		rules.scope(c, d)
 	}
 	rules.static(c, full)
-	for d := range s.eachScopeSets {
-		s.writePicks(c, batch, d)
+	if s.ranged {
+		s.writeRanges(batch, c, full)
 	}
 }
 
@@ -254,12 +252,12 @@ func (b *Dataplane) explain(err error, change *desired.Change) error {
 		return fmt.Errorf("programming Service %s: %w", service, err)
 	}
 	for f := range schemas {
-		s := &b.schemas[f]
+		s := b.schemas[f]
 		if s.table != refused.Table {
 			continue
 		}
 		for _, c := range change.Frontends {
-			if k := c.Key(); s.is(k.Addr()) && (bytes.HasPrefix(refused.Key, s.frontendKey(nil, k)) || s.ranged && refused.Object == s.ranges.Name && bytes.Equal(refused.Key, s.rangeStart(k))) {
+			if k := c.Key(); s.is(k.Addr()) && (bytes.HasPrefix(refused.Key, s.frontendKey(nil, k)) || s.ranged && refused.Object == s.ranges.Name && bytes.Equal(refused.Key, nfnl.AppendDestination(nil, uint8(k.Protocol), k.AddrPort))) {
 				return of(cmp.Or(c.New, c.Old).Service, "frontend "+k.String())
 			}
 		}

@@ -128,9 +128,6 @@ func (w *ruleWriter) static(c dataplane.Config, full *desired.Change) {
 		w.rule(chainServices, "", w.load(w.daddr), in(w.clusterIPs), goTo(chainClusterIP))
 		w.rule(chainServices, "if in @node-ports", w.load(w.daddr), in(w.nodeAddresses), w.frontend(node), inMap(node.frontends), goTo(chainNodePort))
 	}
-	if w.ranged {
-		w.rule(chainServices, "", goTo(chainRanges))
-	}
 	var localToo []expr.Any
 	lost := drop()
 	if c.IPVS {
@@ -153,9 +150,6 @@ func (w *ruleWriter) static(c dataplane.Config, full *desired.Change) {
 		w.rule(chainIPVS, "", accept())
 	}
 	w.addresses(c, &w.addressSets, full, mark)
-	if w.ranged {
-		w.rangeRules(c, full, mark)
-	}
 
 	for range 2 { // see dispatch
 		w.toLocal(chainNodePort, &w.nodePortSets[desired.Local], chainNodePortLocal)
@@ -178,7 +172,7 @@ func (w *ruleWriter) static(c dataplane.Config, full *desired.Change) {
 	w.enter(chainInput, chainRemember)
 	w.enter(chainPostrouting, chainAfterDNAT)
 	w.rule(chainAfterDNAT, "", jump(chainRemember))
-	w.remembered()
+	w.remembered(w.originalSticky())
 	w.rule(chainAfterDNAT, "", marked(mark), goTo(chainMasquerade))
 	w.rule(chainAfterDNAT, "from a pod to itself", translated, w.load(w.saddr), w.loadTo(w.daddr, regKey+w.addrLen/4), in(w.hairpin), goTo(chainMasquerade))
 	w.rule(chainMasquerade, "", clearMark(mark))
@@ -306,9 +300,6 @@ func (w *ruleWriter) externalLocal(chain string, local *scopeSets, all string, f
 func (w *ruleWriter) undispatched(chain string, d *scopeSets, mark uint32) {
 	w.rule(chain, "if in @"+d.frontends.Name+": the pool is being changed", w.frontend(d), inMap(d.frontends), drop())
 	w.rule(chain, "not ours", clearMark(mark))
-	if w.ranged && !d.inRange && !d.onNode {
-		w.rule(chain, "", goTo(chainRanges))
-	}
 }
 
 // secondTry is the comment of a rule that repeats the one before it.
@@ -330,7 +321,7 @@ func (w *ruleWriter) dispatchBy(chain string, d *scopeSets, picks *nfnl.Set, reg
 	firstTry := "@" + d.frontends.Name + "[" + key + "], its @pools, its @" + picks.Name
 	for _, comment := range []string{firstTry, secondTry} {
 		w.rule(chain, comment, load, w.pool(d), []expr.Any{
-			lookup(w.pools, regValueWord, regValue),
+			lookup(d.pools, regValueWord, regValue),
 			lookup(picks, reg, unix.NFT_REG_VERDICT),
 		})
 	}

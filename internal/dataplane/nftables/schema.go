@@ -54,10 +54,13 @@ const scopes = 2
 // frontend can have one each; and twice in each scope: for NodePorts and for other frontends.
 type scopeSets struct {
 	scope            desired.Scope
+	place            int    // in Dataplane.onDemand
 	prefix           string // of the names of picks and of chains
 	onNode           bool   // for NodePorts, whose keys are a protocol and a port
 	inRange          bool   // for ranges of ports
+	startSizes       []int  // sizes that have chains from the start
 	frontends, picks *nfnl.Set
+	pools            *nfnl.Set // shared with all others but those of ranges
 	stickyPicks      *nfnl.Set // for clients with session affinity but without a backend
 	endpoints        *nfnl.Set // shared with the sets for NodePorts
 	sticky           *nfnl.Set // frontends with session affinity, in both scopes
@@ -95,6 +98,7 @@ func newSchema(f nfnl.Family, family desired.Family, saddr uint32, typeofAddr nf
 	sticky := valueOf(4, frontends("sticky"))
 	nodePorts := nfnl.PortSet
 	nodeSticky := valueOf(4, nodePorts("sticky-node-ports"))
+	pools := valueOf(3, &nfnl.Set{Name: "pools", KeyType: nfnl.TypeMark, KeyLen: word, HostOrder: true})
 	picks := func(name string) *nfnl.Set {
 		return &nfnl.Set{Name: name, KeyType: nfnl.TypeMark, KeyLen: word, HostOrder: true, DataType: nfnl.TypeVerdict}
 	}
@@ -107,11 +111,11 @@ func newSchema(f nfnl.Family, family desired.Family, saddr uint32, typeofAddr nf
 			DataTypeof: nfnl.Concatenation(typeofAddr, nfnl.TCPDport),
 		}
 		return scopeSets{
-				scope: scope, prefix: prefix,
+				scope: scope, place: int(scope), prefix: prefix, pools: pools, startSizes: startSizes,
 				frontends: valueOf(2, frontends(prefix+"frontends")), sticky: sticky,
 				picks: picks(prefix + "picks"), stickyPicks: picks(prefix + "sticky-picks"), endpoints: endpoints,
 			}, scopeSets{
-				scope: scope, prefix: prefix + "node-", onNode: true,
+				scope: scope, place: int(scope), prefix: prefix + "node-", onNode: true, pools: pools, startSizes: startSizes,
 				frontends: valueOf(2, nodePorts(prefix+"node-ports")), sticky: nodeSticky,
 				picks: picks(prefix + "node-picks"), stickyPicks: picks(prefix + "node-sticky-picks"), endpoints: endpoints,
 			}
@@ -126,7 +130,7 @@ func newSchema(f nfnl.Family, family desired.Family, saddr uint32, typeofAddr nf
 		daddr:         saddr + addrLen,
 		addressSets:   [scopes]scopeSets{desired.Cluster: cluster, desired.Local: local},
 		nodePortSets:  [scopes]scopeSets{desired.Cluster: node, desired.Local: nodeLocal},
-		pools:         valueOf(3, &nfnl.Set{Name: "pools", KeyType: nfnl.TypeMark, KeyLen: word, HostOrder: true}),
+		pools:         pools,
 		external:      frontends("external"),
 		clusterIPs:    &nfnl.Set{Name: "cluster-ips", KeyType: addr, KeyLen: addrLen},
 		nodeAddresses: &nfnl.Set{Name: "node-addresses", KeyType: addr, KeyLen: addrLen},
@@ -180,10 +184,10 @@ func (s *schema) sets() []*nfnl.Set {
 		s.restricted, s.sources, cluster.sticky, s.nodePortSets[0].sticky, s.affinity, s.newClients, s.remember, s.rejected,
 	}
 	if s.ranged {
-		all = append(all, s.ranges, s.partners)
+		all = append(all, s.ranges, s.partners, s.rangeSets[0].pools, s.rangeSets[0].endpoints, s.rangeSets[1].endpoints)
 	}
 	for d := range s.eachScopeSets {
-		if d != cluster && !d.inRange {
+		if d != cluster {
 			all = append(all, d.frontends)
 		}
 		all = append(all, d.picks, d.stickyPicks)

@@ -149,7 +149,7 @@ func (w *writer) pools(op op, s *schema) {
 				key |= sharedSelector
 			}
 			w.value = number(secondWord(w.value[:0], key), uint32(int32(selector)))
-			w.element(op, s, s.pools, "")
+			w.element(op, s, r.scopeSets.pools, "")
 		}
 	}
 	for r := range updates {
@@ -213,7 +213,7 @@ var elementKinds = []func(*writer, *schema, *desired.Frontend) element{
 	func(_ *writer, s *schema, f *desired.Frontend) (e element) {
 		if affinityOf(f) != 0 {
 			service, port := affinityID(f.Service, f.Protocol, f.Shared)
-			e = element{set: s.setsOf(f.FrontendKey, f.Scope).sticky, value: [4]uint32{0, service, port, f.Affinity}, words: 4, service: f.Service}
+			e = element{set: s.setsOf(f.FrontendKey, f.Scope).sticky, value: [4]uint32{0, service, port, affinityOf(f)}, words: 4, service: f.Service}
 		}
 		return e
 	},
@@ -232,13 +232,10 @@ func (w *writer) frontendElement(s *schema, scope desired.Scope, f *desired.Fron
 
 // setsOf returns the sets for a frontend's pool in a scope.
 func (s *schema) setsOf(k desired.FrontendKey, scope desired.Scope) *scopeSets {
-	switch {
-	case k.OnNode():
+	if k.OnNode() {
 		return &s.nodePortSets[scope]
-	case k.IsRange():
-		return &s.rangeSets[scope]
 	}
-	return &s.addressSets[scope]
+	return s.setsFor(scope, k.IsRange())
 }
 
 // frontend writes an element of a frontend.
