@@ -98,7 +98,7 @@ test-ebpf: deps ## Test eBPF and sockets on Debian's kernels 6.12 and 6.1 in QEM
 	for p in fastpath/ebpf socket fastpath; do $(GO) test -c -o bin/$$(basename $$p).test ./internal/$$p || exit 1; done
 	for kernel in $(or $(KERNEL),6.12 6.1); do for p in fastpath/ebpf socket fastpath; do \
 		[ $$p = fastpath ] && run='EBPF|LateProgram' || run=.; \
-		(cd internal/$$p && $(CURDIR)/test/kernel/qemu.sh -kernel $$kernel -timeout 2h $(CURDIR)/bin/$$(basename $$p).test -test.v \
+		(cd internal/$$p && $(CURDIR)/test/kernel/qemu.sh -kernel $$kernel -cpus 1 -timeout 2h $(CURDIR)/bin/$$(basename $$p).test -test.v \
 			-test.run "$(or $(RUN),$$run)" -test.timeout 2h) || exit 1; \
 	done; done
 

@@ -342,6 +342,8 @@ func TestHardwareRefusedLater(t *testing.T) {
 	}
 	// A flush keeps the flag, also if the kernel does not return the flowtable.
 	flushed := func() (flags uint32) {
+		w.mu.Lock() // Run uses the connection, too
+		defer w.mu.Unlock()
 		t, err := w.conn.Contents(table)
 		w.check(err)
 		flags = t.Flowtable(flowtableName).Flags

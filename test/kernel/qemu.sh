@@ -10,6 +10,9 @@
 # machine's own, and TMPDIR is a tmpfs there. Output arrives as it is written; stdout and stderr
 # of the command are one stream. With -v there are also the messages of the machine's kernel.
 #
+# With more than one CPU, QEMU sometimes executes a breakpoint that the kernel has just taken out of its code again, as it
+# does to switch static keys (tc, nf_tables hooks): "Oops: int3" ends the machine. With -cpus 1 that was not seen.
+#
 # What is missing is installed or downloaded first: QEMU and others (Debian packages), the newest
 # kernel of the series that apt's sources have, and virtme-ng (PyPI). The last two are unpacked in
 #   ${XDG_CACHE_HOME:-$HOME/.cache}/slipstream/qemu
