@@ -772,13 +772,20 @@ func (e *element) write(w *wire) {
 	})
 }
 
-// enters reports whether packets enter Slipstream's tables.
+// enters reports whether packets enter Slipstream's tables before they are translated. What follows sees only packets
+// that were, and a cold start writes its rules before the elements.
 func (k *kernel) enters() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, t := range k.tables {
-		if t.Name == "slipstream" && slices.ContainsFunc(t.chains, func(c *chain) bool { return c.hook != nil && len(c.rules) > 0 }) {
-			return true
+		for _, c := range t.chains {
+			if t.Name != "slipstream" || c.hook == nil || len(c.rules) == 0 {
+				continue
+			}
+			switch binary.BigEndian.Uint32(nfnl.Attr(c.hook, unix.NFTA_HOOK_HOOKNUM)) {
+			case unix.NF_INET_PRE_ROUTING, unix.NF_INET_LOCAL_OUT:
+				return true
+			}
 		}
 	}
 	return false
