@@ -60,6 +60,7 @@ const (
 	restart
 	refuse
 	readers
+	silence
 	wait
 	settle
 )
@@ -67,10 +68,10 @@ const (
 // kinds are the kinds of steps, as often as they are chosen. Shrinking prefers earlier ones.
 var kinds = []stepKind{
 	changeObjects, changeObjects, changeObjects, changeObjects, changeObjects, changeObjects, changeObjects, changeObjects,
-	wait, settle, settle, commitElsewhere, arm, arm, arm, tamper, disturbWatches, disturbWatches, readers, refuse, restart,
+	wait, settle, settle, silence, commitElsewhere, arm, arm, arm, tamper, disturbWatches, disturbWatches, readers, refuse, restart,
 }
 
-var kindNames = [...]string{"objects change", "arm a failure", "another program changes the tables", "another program commits", "the watches are disturbed", "restart", "refuse an endpoint", "other programs read", "wait", "settle"}
+var kindNames = [...]string{"objects change", "arm a failure", "another program changes the tables", "another program commits", "the watches are disturbed", "restart", "refuse an endpoint", "other programs read", "endpoints fall silent", "wait", "settle"}
 
 func (s step) kind() stepKind { return kinds[int(s.Kind)%len(kinds)] }
 

@@ -57,6 +57,7 @@ type world struct {
 	readers   []nfnl.Reader
 	addresses []netip.Addr
 	refused   byte
+	silent    map[netip.Addr]bool // endpoints that answer nobody
 	violation error
 	trace     hash.Hash
 	traced    []string // the same as text
@@ -157,7 +158,7 @@ func (w *world) failed() error {
 
 // config is that of the desired state, of the proxy and of what it is compared with.
 func (w *world) config() desired.Config {
-	c := desired.Config{NodeName: desiredtest.ThisNode}
+	c := desired.Config{NodeName: desiredtest.ThisNode, Loads: noLoads{}}
 	if w.plan.Flags&4 != 0 {
 		c.NodePorts.CIDRs = []netip.Prefix{netip.MustParsePrefix("192.168.0.0/24")}
 	}
@@ -208,6 +209,8 @@ func (w *world) start() {
 			return nftables.New(dataplane.Config{NetNS: p.user.netns, MasqueradeBit: dataplane.DefaultMasqueradeBit})
 		},
 		NodeName: desiredtest.ThisNode,
+		Loads:    &clients{w, state},
+		Probe:    func(_ context.Context, to desired.Target, _ bool) error { return w.connect(to.Backend) },
 	}
 	if w.verifies() {
 		options.VerifyPeriod = 40011 * time.Millisecond
@@ -488,6 +491,18 @@ func (w *world) step(s step) {
 			w.readers = append(w.readers, nfnl.Reader{Socket: uint64(i), Dumping: c.Below(2) == 1})
 		}
 		w.mu.Unlock()
+	case silence:
+		w.settle(false)
+		time.Sleep(learns)
+		w.mu.Lock()
+		few := []int{2, 3, 256}[c.Below(3)] // one in so many answers, or the others
+		for i := range 256 {
+			w.silent[netip.AddrFrom4([4]byte{10, 0, 0, byte(i)})] = (i%few == 0) == (few < 256)
+		}
+		w.mu.Unlock()
+		time.Sleep(finds)
+		synctest.Wait()
+		w.checkEjected()
 	case wait:
 		time.Sleep(time.Duration(1+c.Below(60)) * time.Second)
 	case settle:
@@ -542,7 +557,7 @@ const patience = 20 * time.Minute
 // settle ends all failures, and waits until the kernel has what it should, with or without a look at its rules.
 func (w *world) settle(rules bool) {
 	w.mu.Lock()
-	w.armed, w.readers, w.refused = nil, nil, 0
+	w.armed, w.readers, w.refused, w.silent = nil, nil, 0, map[netip.Addr]bool{}
 	w.mu.Unlock()
 	w.server.set(func() { w.server.down, w.server.status = false, 0 })
 	w.server.pause(false)
@@ -583,6 +598,14 @@ func (w *world) settle(rules bool) {
 
 // wanted describes what the API server's objects ask for, as a new proxy would.
 func (w *world) wanted() *desired.Change {
+	c := &w.wantedState().Full().Change
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	c.Ranges = c.Ranges || w.ranged
+	return c
+}
+
+func (w *world) wantedState() *desired.State {
 	s := desired.New(w.config())
 	s.SetNodeAddresses(w.addresses)
 	for resource, q := range map[string]url.Values{
@@ -594,11 +617,76 @@ func (w *world) wanted() *desired.Change {
 			proxy.ApplyEvent(s, source.Event{Type: source.Set, Object: o})
 		}
 	}
-	c := &s.Full().Change
+	return s
+}
+
+// The proxy knows after learns which endpoints answer it, and has ejected those that fall silent after finds.
+const learns, finds = time.Minute, 3 * time.Minute
+
+// noLoads are those of connections that end at once.
+type noLoads struct{}
+
+func (noLoads) Of(desired.Protocol, desired.Backend) (none desired.Load) { return none }
+func (noLoads) Changed() []desired.FrontendKey                           { return nil }
+
+// clients are connections to all endpoints that the kernel sends any to, all the time. They are the proxy's
+// [proxy.Loads], without loads.
+type clients struct {
+	w     *world
+	state *desired.State
+}
+
+func (c *clients) Update(context.Context, bool, func(desired.FrontendKey, desired.Backend) string) error {
+	return nil
+}
+
+func (c *clients) Stop() error { return nil }
+
+func (c *clients) Handshakes() (all []desired.Handshake) {
+	reported := c.state.Reported()
+	for f, t := range dataplane.ContentOf(reported).Frontends {
+		for _, b := range t.Backends {
+			if detection, service := c.state.DetectionOf(f, b); detection != "" {
+				all = append(all, desired.Handshake{Namespace: service.Namespace, Frontend: f, Backend: b, Failing: c.w.connect(b) != nil})
+			}
+		}
+	}
+	return all
+}
+
+func (w *world) connect(to desired.Backend) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	c.Ranges = c.Ranges || w.ranged
-	return c
+	if w.silent[to.Addr()] {
+		return unix.EHOSTUNREACH
+	}
+	return nil
+}
+
+// checkEjected checks that the kernel lacks the endpoints that are silent and no others, but has half of each pool.
+func (w *world) checkEjected() {
+	s := w.wantedState()
+	want, got := dataplane.ContentOf(&s.Full().Change), w.read()
+	for f, t := range want.Frontends {
+		silent := 0
+		if t.Varies || t.Spread != "" {
+			continue // some have no slot
+		}
+		for _, b := range t.Backends {
+			ejectable := w.connect(b) != nil
+			if detection, _ := s.DetectionOf(f, b); detection != desired.EjectOutliers {
+				ejectable = false
+			}
+			if ejectable {
+				silent++
+			} else if !slices.Contains(got.Frontends[f].Backends, b) {
+				w.violate("%s lacks %s, which is to serve: %v", f, b, got.Frontends[f].Backends)
+			}
+		}
+		if n := len(t.Backends); len(got.Frontends[f].Backends) != n-min(silent, n/2) {
+			w.violate("%s has %v of %v, of which %d are silent", f, got.Frontends[f].Backends, t.Backends, silent)
+		}
+	}
 }
 
 // checkOther checks that the other program's table is as it left it.
