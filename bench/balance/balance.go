@@ -34,10 +34,10 @@ type Options struct {
 }
 
 // Schedulers lists the values of Options.Schedulers, in the order of measuring. "ipvs-lc" is
-// Slipstream's IPVS mode with the kernel's lc, the others are nftables mode.
-var Schedulers = []string{"random", "rr", ipvsLC, "lc"}
+// Slipstream's IPVS mode with the kernel's lc, the others are nftables mode; "detection" is random with outlier detection.
+var Schedulers = []string{"random", "rr", ipvsLC, "lc", detection}
 
-const ipvsLC = "ipvs-lc"
+const ipvsLC, detection = "ipvs-lc", "detection"
 
 // AddFlags adds the flags.
 func (o *Options) AddFlags(f *pflag.FlagSet) {

@@ -24,7 +24,7 @@ func TestMeasure(t *testing.T) {
 		t.Fatal(err)
 	}
 	o := Options{
-		Plan: bench.Plan{Slipstream: slipstream, Rounds: 1, Seconds: 3}, Schedulers: Schedulers, Nodes: 2, Endpoints: 3, Rate: 60, Service: time.Millisecond, Slow: 10, Idle: 2, Failing: 2,
+		Plan: bench.Plan{Slipstream: slipstream, Rounds: 1, Seconds: 3}, Schedulers: Schedulers, Nodes: 2, Endpoints: 3, Rate: 60, Service: time.Millisecond, Slow: 10, Idle: 2, Failing: 6,
 	}
 	r, err := bench.Run(t.Context(), "balance", &o)
 	if err != nil {
@@ -37,7 +37,7 @@ func TestMeasure(t *testing.T) {
 	if len(r.Subjects) != want {
 		t.Errorf("subjects %v, notes %q", r.Subjects, r.Notes)
 	}
-	for _, s := range []bench.Series{p50, p99, share, cpu, failures[0].series, failures[1].series, failures[2].series} {
+	for _, s := range []bench.Series{p50, p99, share, cpu, failures[0].series, failures[1].series, failures[2].series, failures[3].series} {
 		found := r.Find(s.Name)
 		if found == nil || len(found.Outcomes) != want {
 			t.Fatalf("%s: %+v", s.Name, found)
@@ -59,6 +59,11 @@ func TestMeasure(t *testing.T) {
 	for _, f := range failures {
 		if got := r.Find(f.series.Name).Outcomes[1].Median; got < 20 || got > 50 {
 			t.Errorf("in turn, with one of 3 endpoints that fails, %s: %.1f %%", f.series.Name, got)
+		}
+	}
+	for _, f := range []int{0, len(failures) - 1} { // those that it finds
+		if got := r.Find(failures[f].series.Name).Outcomes; got[want-1].Median > got[1].Median/2 {
+			t.Errorf("with detection, %s: %.1f %%, in turn %.1f %%", failures[f].series.Name, got[want-1].Median, got[1].Median)
 		}
 	}
 }

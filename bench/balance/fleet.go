@@ -16,6 +16,7 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/bench/bench"
 	"github.com/slipstream-proxy/slipstream/bench/cluster"
+	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/source"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	"golang.org/x/sync/errgroup"
@@ -30,8 +31,8 @@ var web = netip.MustParseAddrPort("10.96.0.1:80")
 
 const backend = 8080
 
-// failures are the ways in which endpoints fail, all of them sooner than others answer. answer is nil for one that
-// does not listen.
+// failures are the ways in which endpoints fail, but for the last sooner than others answer. answer is nil for one that
+// answers as the others do until the kernel of its pod has the rules of break.
 var failures = []struct {
 	series bench.Series
 	answer func(fd int)
@@ -43,7 +44,15 @@ var failures = []struct {
 	{bench.Quantity("reset_share", "failed requests, one endpoint resets", bench.Percent, bench.Less), func(fd int) {
 		_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
 	}},
+	{bench.Quantity("silent_share", "failed requests, one endpoint is silent", bench.Percent, bench.Less), nil},
 }
+
+// broken are the rules of a pod with a closed port and a silent one: those of the first and the last failure.
+const broken = "table ip broken { chain c { type filter hook input priority 0; tcp dport 8081 reject with tcp reset; tcp dport 8084 drop; } }"
+
+// Requests to Services with a failing endpoint fail if they take longer than answered. They are measured from sinceBroken
+// after the endpoint has failed.
+const answered, sinceBroken = time.Second, 3 * time.Second
 
 // failed is the answer of the failing endpoint, which is number 0.
 const failed = 0
@@ -88,12 +97,15 @@ func (o *Options) turn(ctx context.Context, scheduler string, seed uint64) (f *f
 			return nil, err
 		}
 	}
-	if err := f.Write(f.services()); err != nil {
+	if err := f.Write(f.services(scheduler == detection)); err != nil {
 		return nil, err
 	}
 	args := []string{"--scheduler", scheduler}
-	if scheduler == ipvsLC {
+	switch scheduler {
+	case ipvsLC:
 		args = []string{"--proxy-mode", "ipvs", "--ipvs-scheduler", "lc"}
+	case detection:
+		args = nil
 	}
 	if f.proxies, err = f.Start(ctx, args...); err != nil {
 		return nil, err
@@ -120,10 +132,8 @@ func (f *fleet) serve(i int) error {
 			time.Sleep(takes)
 			_, _ = unix.Write(fd, []byte{byte(i)})
 		}
-		if i == 0 && failure >= 0 {
-			if answer = failures[failure].answer; answer == nil {
-				continue
-			}
+		if i == 0 && failure >= 0 && failures[failure].answer != nil {
+			answer = failures[failure].answer
 		}
 		_, port := at(failure)
 		stop, err := bench.Serve(pod.Namespace, netip.AddrPortFrom(netip.IPv4Unspecified(), port), answer)
@@ -135,8 +145,8 @@ func (f *fleet) serve(i int) error {
 	return nil
 }
 
-// services are the Services that are measured, and the idle ones.
-func (f *fleet) services() iter.Seq[source.Event] {
+// services are the Services that are measured, perhaps with outlier detection, and the idle ones.
+func (f *fleet) services(detected bool) iter.Seq[source.Event] {
 	return func(yield func(source.Event) bool) {
 		var servers []netip.Addr
 		for _, s := range f.servers {
@@ -145,6 +155,9 @@ func (f *fleet) services() iter.Seq[source.Event] {
 		for failure := -1; failure < len(failures); failure++ {
 			to, port := at(failure)
 			svc, slice := cluster.One(fmt.Sprint("web-", port), to.Addr(), servers, corev1.ServicePort{Port: int32(to.Port()), TargetPort: intstr.FromInt32(int32(port)), Protocol: corev1.ProtocolTCP})
+			if detected {
+				svc.Annotations = map[string]string{desired.AnnotationOutliers: desired.EjectOutliers}
+			}
 			if !yield(source.Event{Object: svc}) || !yield(source.Event{Object: slice}) {
 				return
 			}
@@ -165,7 +178,7 @@ func (f *fleet) measureSlow(ctx context.Context, seed uint64) error {
 	from, to, length := times(f.Seconds)
 	var g errgroup.Group
 	g.Go(func() error {
-		return f.clients(ctx, seed, web, to, func(due time.Time, number byte, err error) error {
+		return f.clients(ctx, seed, web, to, cluster.Patience, func(due time.Time, number byte, err error) error {
 			if due.Before(from) || err != nil {
 				return err
 			}
@@ -197,10 +210,15 @@ func (f *fleet) measureFailing(ctx context.Context, seed uint64) error {
 	}
 	from, to, _ := times(f.Failing)
 	var g errgroup.Group
+	g.Go(func() error {
+		err := bench.Sleep(ctx, time.Until(from.Add(-sinceBroken)))
+		_, failed := f.servers[0].Run(ctx, "nft", broken)
+		return errors.Join(err, failed)
+	})
 	for i := range failures {
 		service, _ := at(i)
 		g.Go(func() error {
-			return f.clients(ctx, seed+uint64(i+1)<<32, service, to, func(due time.Time, number byte, err error) error {
+			return f.clients(ctx, seed+uint64(i+1)<<32, service, to, answered, func(due time.Time, number byte, err error) error {
 				f.mu.Lock()
 				defer f.mu.Unlock()
 				if !due.Before(from) {
@@ -216,22 +234,22 @@ func (f *fleet) measureFailing(ctx context.Context, seed uint64) error {
 	return g.Wait()
 }
 
-// answered is told the number of the server that answered a request, or why none did.
-type answered func(due time.Time, number byte, err error) error
+// told is told the number of the server that answered a request, or why none did.
+type told func(due time.Time, number byte, err error) error
 
 // clients makes requests from all clients, also before the time that is measured, and waits for all answers.
-func (f *fleet) clients(ctx context.Context, seed uint64, service netip.AddrPort, to time.Time, tell answered) error {
+func (f *fleet) clients(ctx context.Context, seed uint64, service netip.AddrPort, to time.Time, patience time.Duration, tell told) error {
 	var g errgroup.Group
 	for i, c := range f.Clients {
 		random := rand.New(rand.NewPCG(seed, uint64(i)))
-		g.Go(func() error { return c.Do(func() error { return f.client(ctx, random, service, to, tell) }) })
+		g.Go(func() error { return f.client(ctx, c, random, service, to, patience, tell) })
 	}
 	return g.Wait()
 }
 
-// client makes a client's requests. The calling thread is in the client's namespace, where net
-// opens sockets. A request counts from the time that it was due, also if it was made later.
-func (f *fleet) client(ctx context.Context, random *rand.Rand, service netip.AddrPort, to time.Time, tell answered) error {
+// client makes a client's requests, each in a thread of its own, in the client's namespace, where net opens sockets. A
+// request counts from the time that it was due, also if it was made later.
+func (f *fleet) client(ctx context.Context, from *lab.Pod, random *rand.Rand, service netip.AddrPort, to time.Time, patience time.Duration, tell told) error {
 	mean := float64(time.Second) * float64(f.Options.Nodes) / float64(f.Rate)
 	var answers errgroup.Group
 	for due := time.Now(); ; {
@@ -241,20 +259,18 @@ func (f *fleet) client(ctx context.Context, random *rand.Rand, service netip.Add
 		if err := bench.Sleep(ctx, time.Until(due)); err != nil {
 			return err
 		}
-		conn, err := net.DialTimeout("tcp4", service.String(), cluster.Patience)
-		if err != nil {
-			if err := tell(due, 0, err); err != nil {
-				return errors.Join(err, answers.Wait())
-			}
-			continue
-		}
 		answers.Go(func() error {
-			defer conn.Close()
 			var number [1]byte
-			err := conn.SetDeadline(time.Now().Add(cluster.Patience))
-			if err == nil {
+			err := from.Do(func() error {
+				conn, err := net.DialTimeout("tcp4", service.String(), patience)
+				if err != nil {
+					return err
+				}
+				defer conn.Close()
+				_ = conn.SetDeadline(due.Add(patience))
 				_, err = io.ReadFull(conn, number[:])
-			}
+				return err
+			})
 			return tell(due, number[0], err)
 		})
 	}

@@ -46,6 +46,9 @@ func newPage(records map[string]*record) (*page, error) {
 	}
 	p := &page{Parts: all}
 	for _, part := range all {
+		if err := part.From.read(); err != nil {
+			return nil, err
+		}
 		r := records[part.Name]
 		if r == nil {
 			part.Tables, part.Charts = nil, nil

@@ -6,8 +6,11 @@ import (
 	"bytes"
 	"cmp"
 	_ "embed"
+	"errors"
 	"fmt"
 	"iter"
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -26,8 +29,37 @@ type part struct {
 	Steps       []benchmark
 	Tables      []*table
 	Charts      []*chart
+	From        copied    // measured by other programs
 	Limits      []string  // what cannot be reproduced, and why
 	Results     []*result `json:"-"` // of any run, or missing
+}
+
+// copied is the table of a page in docs that begins with a head.
+type copied struct {
+	Page, Head string
+	Rows       [][]string `json:"-"`
+}
+
+// docs is where the pages are. A test has it elsewhere.
+var docs = "docs"
+
+func (c *copied) read() error {
+	if c.Page == "" {
+		return nil
+	}
+	page, err := os.ReadFile(filepath.Join(docs, c.Page))
+	_, table, found := strings.Cut(string(page), "\n"+c.Head)
+	if err != nil || !found {
+		return errors.Join(fmt.Errorf("no table %s in %s", c.Head, c.Page), err)
+	}
+	for line := range strings.Lines(c.Head + table) {
+		if !strings.HasPrefix(line, "|") {
+			break
+		}
+		c.Rows = append(c.Rows, strings.Split(strings.Trim(line, "| \n"), " | "))
+	}
+	c.Rows = slices.Delete(c.Rows, 1, 2) // the line below the head
+	return nil
 }
 
 // benchmark is a command of a full run, and that of a short one, if it is part of one, both without --save.

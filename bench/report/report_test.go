@@ -79,6 +79,8 @@ func TestRises(t *testing.T) {
 	}
 }
 
+func init() { docs = "../../docs" }
+
 const (
 	slipNFT  = "slipstream"
 	slipIPT  = "slipstream-iptables"
@@ -106,7 +108,7 @@ func samples(part string, of step) *bench.Result {
 	step := of.name
 	r := &bench.Result{Machine: bench.Machine{Kernel: "6.18"}}
 	subjects := map[string][]string{
-		"scale": {slipNFT, slipIPT, kubeNFT, kubeIPT}, "fleet": {slipNFT, kubeNFT}, "churn": {slipNFT, kubeNFT}, "rules": {slipIPT, kubeIPT}, "balancing": {"random", "rr", "ipvs-lc", "lc"},
+		"scale": {slipNFT, slipIPT, kubeNFT, kubeIPT}, "fleet": {slipNFT, kubeNFT}, "churn": {slipNFT, kubeNFT}, "rules": {slipIPT, kubeIPT}, "balancing": {"random", "rr", "ipvs-lc", "lc"}, "failing": {"random", "lc", "detection"},
 		"fastpath": {"off", "no threshold", "threshold 5", "threshold 20", "threshold 100", "threshold 300", "threshold 1000"},
 		"latency":  {slipNFT, slipIPT, kubeNFT, kubeIPT},
 	}[part]
@@ -143,6 +145,7 @@ func samples(part string, of step) *bench.Result {
 		},
 		"rules":     {{Name: "rules_10"}, {Name: "rules_20"}, {Name: "rules_100"}, {Name: "rules_1000"}, {Name: "rules_10000"}},
 		"balancing": {{Name: "latency_p99", Unit: bench.Nanoseconds}, {Name: "latency_p50", Unit: bench.Nanoseconds}, {Name: "slow_share", Unit: bench.Percent}, {Name: "proxy_cpu", Unit: bench.Percent}},
+		"failing":   {{Name: "silent_share", Unit: bench.Percent}, {Name: "refused_share", Unit: bench.Percent}, {Name: "reset_share", Unit: bench.Percent}, {Name: "error_share", Unit: bench.Percent}},
 	}[part]
 	if part == "latency" {
 		for _, n := range []int{1, 10, 100, 1000, 10_000} {
@@ -212,8 +215,8 @@ func TestPage(t *testing.T) {
 			t.Errorf("the page has %s", bad)
 		}
 	}
-	if n := strings.Count(text, "<svg"); n != 10 {
-		t.Errorf("%d charts, want 10", n)
+	if n := strings.Count(text, "<svg"); n != 11 {
+		t.Errorf("%d charts, want 11", n)
 	}
 	for _, p := range parts {
 		if !strings.Contains(text, `id="`+p.Name+`"`) {
@@ -225,7 +228,7 @@ func TestPage(t *testing.T) {
 	if n := strings.Count(first, "<svg"); n != 2 || strings.Count(first, "<b>3x</b>") != 4 || strings.Count(first, "<b>2x</b>") != 1 {
 		t.Errorf("the first screen has %d charts, in %s", n, regexp.MustCompile("<b>.*</b>").FindAllString(first, -1))
 	}
-	for _, want := range []string{`id="short"`, "3.00 ms", "1.00 ms to 1.00 ms, n = 5", "0.33 times (p = 0.0079)", "bin/bench rules"} {
+	for _, want := range []string{`id="short"`, "3.00 ms", "1.00 ms to 1.00 ms, n = 5", "0.33 times (p = 0.0079)", "bin/bench rules", ">Maglev tables: 30 ports, 101 endpoints</td>", ">clean-up with rules of kube-proxy</td>"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the page does not have %q", want)
 		}
