@@ -48,7 +48,7 @@ var failures = []struct {
 }
 
 // broken are the rules of a pod with a closed port and a silent one: those of the first and the last failure.
-const broken = "table ip broken { chain c { type filter hook input priority 0; tcp dport 8081 reject with tcp reset; tcp dport 8084 drop; } }"
+const broken = "table ip broken { chain c { type filter hook input priority 0; tcp dport 8081 reject with tcp reset; tcp dport 8084 drop; }; }"
 
 // Requests to Services with a failing endpoint fail if they take longer than answered. They are measured from sinceBroken
 // after the endpoint has failed.
