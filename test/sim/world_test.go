@@ -492,9 +492,13 @@ func (w *world) step(s step) {
 		}
 		w.mu.Unlock()
 	case silence:
+		if !*silences {
+			break
+		}
 		w.settle(false)
 		time.Sleep(learns)
 		w.mu.Lock()
+		w.silent = map[netip.Addr]bool{}
 		few := []int{2, 3, 256}[c.Below(3)] // one in so many answers, or the others
 		for i := range 256 {
 			w.silent[netip.AddrFrom4([4]byte{10, 0, 0, byte(i)})] = (i%few == 0) == (few < 256)
@@ -503,6 +507,9 @@ func (w *world) step(s step) {
 		time.Sleep(finds)
 		synctest.Wait()
 		w.checkEjected()
+		w.mu.Lock()
+		w.silent = nil // an endpoint that is new and silent is asked again after an hour
+		w.mu.Unlock()
 	case wait:
 		time.Sleep(time.Duration(1+c.Below(60)) * time.Second)
 	case settle:
@@ -557,7 +564,7 @@ const patience = 20 * time.Minute
 // settle ends all failures, and waits until the kernel has what it should, with or without a look at its rules.
 func (w *world) settle(rules bool) {
 	w.mu.Lock()
-	w.armed, w.readers, w.refused, w.silent = nil, nil, 0, map[netip.Addr]bool{}
+	w.armed, w.readers, w.refused, w.silent = nil, nil, 0, nil
 	w.mu.Unlock()
 	w.server.set(func() { w.server.down, w.server.status = false, 0 })
 	w.server.pause(false)
@@ -621,7 +628,7 @@ func (w *world) wantedState() *desired.State {
 }
 
 // The proxy knows after learns which endpoints answer it, and has ejected those that fall silent after finds.
-const learns, finds = time.Minute, 3 * time.Minute
+const learns, finds = 2 * time.Minute, 3 * time.Minute
 
 // noLoads are those of connections that end at once.
 type noLoads struct{}
