@@ -32,7 +32,7 @@ var web = netip.MustParseAddrPort("10.96.0.1:80")
 const backend = 8080
 
 // failures are the ways in which endpoints fail, but for the last sooner than others answer. answer is nil for one that
-// answers as the others do until the kernel of its pod has the rules of break.
+// answers as the others do until its pod has the rules broken.
 var failures = []struct {
 	series bench.Series
 	answer func(fd int)
@@ -212,8 +212,8 @@ func (f *fleet) measureFailing(ctx context.Context, seed uint64) error {
 	var g errgroup.Group
 	g.Go(func() error {
 		err := bench.Sleep(ctx, time.Until(from.Add(-sinceBroken)))
-		_, failed := f.servers[0].Run(ctx, "nft", broken)
-		return errors.Join(err, failed)
+		_, refused := f.servers[0].Run(ctx, "nft", broken)
+		return errors.Join(err, refused)
 	})
 	for i := range failures {
 		service, _ := at(i)

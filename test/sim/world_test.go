@@ -508,7 +508,7 @@ func (w *world) step(s step) {
 		synctest.Wait()
 		w.checkEjected()
 		w.mu.Lock()
-		w.silent = nil // an endpoint that is new and silent is asked again after an hour
+		w.silent = nil // the proxy asks an endpoint that is new and silent again only after minutes
 		w.mu.Unlock()
 	case wait:
 		time.Sleep(time.Duration(1+c.Below(60)) * time.Second)
