@@ -118,6 +118,7 @@ func run(p plan) *world {
 	}
 	if w.failed() == nil {
 		w.settle(true)
+		time.Sleep(2 * verifyPeriod) // what leads nowhere is only seen then
 	}
 	w.stop(false)
 	w.server.cut("", false)
@@ -174,6 +175,8 @@ func (w *world) config() desired.Config {
 // verifies says that the proxy compares everything now and then.
 func (w *world) verifies() bool { return w.plan.Flags>>10%4 == 0 }
 
+const verifyPeriod = 40011 * time.Millisecond
+
 func (w *world) start() {
 	p := &process{user: w.kernel.newUser("slipstream"), done: make(chan error, 1), addresses: make(chan []netip.Addr, 100)}
 	p.user.before = func(x exchange) failure { return w.before(p, x) }
@@ -213,7 +216,7 @@ func (w *world) start() {
 		Probe:    func(_ context.Context, to desired.Target, _ bool) error { return w.connect(to.Backend) },
 	}
 	if w.verifies() {
-		options.VerifyPeriod = 40011 * time.Millisecond
+		options.VerifyPeriod = verifyPeriod
 	}
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), logr.Discard()))
 	p.cancel = cancel

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
@@ -155,7 +156,14 @@ func (r *tableReader) setExternal(e nfnl.Element) {
 // elements reads a set. It accepts interrupted dumps, because under constant transactions
 // every dump is interrupted. The caller reads again to confirm a difference.
 func (r *tableReader) elements(set *nfnl.Set, visit func(nfnl.Element)) {
-	switch err := r.conn.Elements(r.table, set.Name, visit); {
+	check := func(e nfnl.Element) {
+		unused := len(e.Value) > 0 && set.DataType != r.addressSets[0].endpoints.DataType && firstNumber(e.Value) != 0
+		if unused || !set.KeyType.Filled(e.Key) || !set.DataType.Filled(e.Value) {
+			r.fault("%s has %x : %x, with bits that no rule uses", set.Name, e.Key, e.Value)
+		}
+		visit(e)
+	}
+	switch err := r.conn.Elements(r.table, set.Name, check); {
 	case errors.Is(err, unix.ENOENT):
 		r.fault("%s does not exist", set.Name)
 	case !errors.Is(err, nfnl.ErrInterrupted):
@@ -317,6 +325,17 @@ func (r *tableReader) localFrontend(e nfnl.Element) {
 
 func (r *tableReader) sticky(e nfnl.Element) {
 	seconds := firstNumber(e.Value[12:])
+	var p desired.ServicePort
+	p.Namespace, p.Name, _ = strings.Cut(string(e.Comment), "/")
+	p.Name, p.Port, _ = strings.Cut(p.Name, ":")
+	key, _ := r.decodeFrontendKey(e.Key)
+	is := func(service, port uint32) bool {
+		return firstNumber(e.Value[4:]) == service && firstNumber(e.Value[8:]) == port
+	}
+	whole := len(e.Comment) < nfnl.MaxComment
+	if whole && !is(affinityID(p, key.Protocol, false)) && !is(affinityID(p, key.Protocol, true)) {
+		r.fault("frontend %s has the clients of another Service than %s", key, p)
+	}
 	r.update(e, "affinity", func(t *dataplane.Target) { t.Affinity = seconds % rangeTimeout })
 	if !r.remembers[seconds] {
 		r.fault("no chain for session affinity of %d s", seconds%rangeTimeout)

@@ -30,7 +30,7 @@ func (b *Dataplane) ReadFrontend(ctx context.Context, want *desired.Change) (*da
 func (r *tableReader) element(set *nfnl.Set, key []byte) (e nfnl.Element, has bool) {
 	if r.err == nil {
 		e, has, r.err = r.conn.Element(r.table, set.Name, key)
-		e.Key, e.Value = key, slices.Clone(e.Value) // the buffer is used again
+		e.Key, e.Value, e.Comment = key, slices.Clone(e.Value), slices.Clone(e.Comment) // the buffer is used again
 	}
 	return e, has
 }

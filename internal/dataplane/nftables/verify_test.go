@@ -78,6 +78,73 @@ func TestVerifyRules(t *testing.T) {
 	}
 }
 
+// TestForeignElements adds elements whose keys differ in one bit from those that are there, and gives elements values
+// that differ in one bit: a look finds each, also in the bytes that fill a field up to a register.
+func TestForeignElements(t *testing.T) {
+	t.Run("ports", func(t *testing.T) { testForeignElements(t, &schemas[desired.IPv4], "") })
+	t.Run("ranges", func(t *testing.T) { testForeignElements(t, &rangedSchemas[desired.IPv6], "tcp/3000-3100") })
+}
+
+func testForeignElements(t *testing.T, r *schema, ranges string) {
+	k := newKernel(t)
+	s := desired.New(desired.Config{})
+	fancyWith(s, func(svc *corev1.Service) {
+		svc.Annotations = map[string]string{desired.AnnotationPortRanges: ranges}
+	})
+	dataplanetest.Reconcile(t, k.Dataplane, s)
+	dataplanetest.Has(t, k.Dataplane, s)
+	conn := k.dial()
+	var tried []string
+	for _, set := range r.sets() {
+		var some *nfnl.Element
+		keys := map[string]bool{}
+		if err := conn.Elements(r.table, set.Name, func(e nfnl.Element) {
+			keys[string(e.Key)] = true
+			e.Key, e.Value, e.Comment = slices.Clone(e.Key), slices.Clone(e.Value), slices.Clone(e.Comment)
+			some = &e
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if some == nil || set.Flags&(unix.NFT_SET_EVAL|unix.NFT_SET_INTERVAL) != 0 || set.DataType == nfnl.TypeVerdict {
+			continue
+		}
+		tried = append(tried, set.Name)
+		for at := range len(some.Key) + len(some.Value) {
+			if at < len(some.Key) && strings.HasSuffix(set.Name, "pools") {
+				continue // nothing leads to it, as to that of a Service whose addresses others have
+			}
+			both := slices.Concat(some.Key, some.Value)
+			key, value := both[:len(some.Key)], both[len(some.Key):]
+			for bit := byte(0x80); ; bit >>= 1 { // far from the numbers of other pools
+				if both[at] ^= bit; at >= len(key) || !keys[string(key)] {
+					break
+				}
+			}
+			var damage, mend nfnl.Batch
+			if at >= len(key) {
+				damage.DeleteElement(r.table, set, key)
+			}
+			damage.AddElement(r.table, set, key, value, string(some.Comment))
+			mend.DeleteElement(r.table, set, key)
+			if at >= len(key) {
+				mend.AddElement(r.table, set, key, some.Value, string(some.Comment))
+			}
+			if err := conn.Commit(0, &damage); err != nil {
+				t.Fatal(err)
+			}
+			if v, err := dataplane.Look(t.Context(), k, &s.Full().Change); err != nil || len(v.Differences) == 0 {
+				t.Errorf("%s: error %v, nothing found of %x : %x", set.Name, err, key, value)
+			}
+			if err := conn.Commit(0, &mend); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if len(tried) < 12 {
+		t.Errorf("only tried %v", tried)
+	}
+}
+
 // TestForeignSet: a rule of another process has a set without a name, which goes with the rule. The repair keeps the
 // table, and with it what it remembers.
 func TestForeignSet(t *testing.T) {

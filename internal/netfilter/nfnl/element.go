@@ -176,7 +176,7 @@ func (b *Batch) endRun() {
 // (NFTNL_UDATA_TABLE_COMMENT, _RULE_COMMENT, _SET_ELEM_COMMENT).
 const (
 	udataComment = 0
-	maxComment   = 127 // nft refuses longer ones (NFTNL_UDATA_COMMENT_MAXLEN less the NUL)
+	MaxComment   = 127 // nft refuses longer ones (NFTNL_UDATA_COMMENT_MAXLEN less the NUL)
 )
 
 // parseComment returns the comment in user data, or "".

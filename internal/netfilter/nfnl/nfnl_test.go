@@ -181,7 +181,7 @@ func TestRoundTrip(t *testing.T) {
 func TestManyElements(t *testing.T) {
 	c, _ := dial(t)
 	const n = 20_000
-	long := strings.Repeat("c", maxComment)
+	long := strings.Repeat("c", MaxComment)
 	commit(t, c, func(b *Batch) {
 		b.AddTable(table, "")
 		b.AddSet(table, numbers)

@@ -102,6 +102,27 @@ func Concat(types ...DataType) DataType {
 	return all
 }
 
+// Filled reports whether the bytes that fill fields of a concatenation up to registers are 0, as in packets' keys.
+func (t DataType) Filled(b []byte) bool {
+	for ; t != 0 && len(b) >= 4; t >>= typeBits {
+		used, size := 4, 4
+		switch t & (1<<typeBits - 1) {
+		case TypeInetProto:
+			used = 1
+		case TypeInetService:
+			used = 2
+		case TypeIP6Addr:
+			size = 16
+		}
+		at := len(b) - size
+		if at < 0 || binary.BigEndian.Uint32(b[at:])<<(8*used) != 0 {
+			return false
+		}
+		b = b[:at]
+	}
+	return true
+}
+
 // Set is a set, or a map if it has a DataType.
 type Set struct {
 	Name     string

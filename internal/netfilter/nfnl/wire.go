@@ -72,7 +72,7 @@ func (a *attrs) comment(typ uint16, s string) {
 	if s == "" {
 		return
 	}
-	s = s[:min(len(s), maxComment)]
+	s = s[:min(len(s), MaxComment)]
 	a.header(typ, 2+len(s)+1)
 	*a = append(*a, udataComment, byte(len(s)+1))
 	*a = append(*a, s...)
