@@ -20,9 +20,16 @@ import (
 // Go's poller does not watch the socket. It would wake up for each event, which costs several times
 // as much as counting it.
 type Events struct {
-	fd     int
-	buffer []byte
+	fd      int
+	headers [readAtOnce]struct { // struct mmsghdr
+		unix.Msghdr
+		n uint32
+	}
+	vectors [readAtOnce]unix.Iovec
+	buffers [readAtOnce][2 << 10]byte // an event has less than 1 kB (ctnetlink_nlmsg_size)
 }
+
+const readAtOnce = 32
 
 // eventBuffer is the requested size of the socket's receive queue, in bytes: some 8,000 events.
 const eventBuffer = 8 << 20
@@ -51,7 +58,14 @@ func Listen(netns int, filter []bpf.RawInstruction, groups ...uint32) (*Events, 
 	if err = errors.Join(err, s.Close()); err != nil {
 		return nil, fmt.Errorf("netfilter events: %w", err)
 	}
-	return &Events{fd, make([]byte, 64<<10)}, nil
+	e := &Events{fd: fd}
+	for i := range e.headers {
+		e.vectors[i].Base = &e.buffers[i][0]
+		e.vectors[i].SetLen(len(e.buffers[i]))
+		e.headers[i].Iov = &e.vectors[i]
+		e.headers[i].SetIovlen(1)
+	}
+	return e, nil
 }
 
 func duplicate(s *netlink.Conn) (fd int, err error) {
@@ -73,12 +87,16 @@ func (e *Events) Close() error { return unix.Close(e.fd) }
 func (e *Events) Read(visit func(message []byte)) (lost bool, err error) {
 	for {
 		// The call does not block, so Go's scheduler need not know of it. That saves a fifth of
-		// the processor time of package load.
-		n, _, errno := unix.RawSyscall(unix.SYS_READ, uintptr(e.fd), uintptr(unsafe.Pointer(&e.buffer[0])), uintptr(len(e.buffer)))
+		// the processor time of package load, and reading several messages at once another eighth.
+		n, _, errno := unix.RawSyscall6(unix.SYS_RECVMMSG, uintptr(e.fd), uintptr(unsafe.Pointer(&e.headers[0])), readAtOnce, 0, 0, 0)
 		switch errno {
 		case 0:
-			if n >= unix.NLMSG_HDRLEN {
-				visit(e.buffer[:n])
+			for i := range e.headers[:n] {
+				h := &e.headers[i]
+				lost = lost || h.Flags&unix.MSG_TRUNC != 0
+				if h.n >= unix.NLMSG_HDRLEN {
+					visit(e.buffers[i][:h.n])
+				}
 			}
 		case unix.EINTR:
 		case unix.ENOBUFS:
