@@ -31,8 +31,7 @@ func main() {
 		os.Exit(2)
 	} else if err != nil {
 		fmt.Fprintln(root.ErrOrStderr(), root.Name()+":", err)
-		var status exitStatus
-		if errors.As(err, &status) {
+		if status, is := errors.AsType[exitStatus](err); is {
 			os.Exit(int(status))
 		}
 		if errors.Is(err, see.ErrNoProxy) {

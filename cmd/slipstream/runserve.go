@@ -90,7 +90,7 @@ func serve(ctx context.Context, s *app) (err error) {
 	s.log = klog.FromContext(ctx)
 	s.metrics = metrics.New()
 	s.metrics.OnBuild(version)
-	s.config.CountGates()
+	s.config.Gates().(interface{ AddMetrics() }).AddMetrics() // kubernetes_feature_enabled, as kube-proxy does
 	defer func() { err = errors.Join(err, s.close()) }()
 	lock, err := lockInstance()
 	if err != nil {

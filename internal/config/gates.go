@@ -117,7 +117,3 @@ func (c *Config) Gates() featuregate.FeatureGate {
 	utilruntime.Must(gates.SetFromMapWithLogger(logr.Discard(), valid))
 	return gates
 }
-
-// CountGates publishes the feature gates as the metric kubernetes_feature_enabled, as
-// kube-proxy does.
-func (c *Config) CountGates() { c.Gates().(interface{ AddMetrics() }).AddMetrics() }

@@ -16,8 +16,7 @@ import (
 func (c *Controller) build(ctx context.Context) error {
 	c.engine.begin()
 	err := c.buildOn(ctx, false)
-	var refused *nfnl.BatchError
-	if errors.As(err, &refused) {
+	if _, refused := errors.AsType[*nfnl.BatchError](err); refused {
 		err = c.buildOn(ctx, true) // the kernel refused to modify the existing table
 	}
 	return c.explain(err)

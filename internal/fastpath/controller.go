@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -136,7 +137,12 @@ func (c *Controller) Run(ctx context.Context) error {
 	if c.config.Refresh > 0 {
 		wg.Go(func() { repeat(ctx, c.config.Refresh, c.refresh) })
 	}
-	return netif.Namespace(c.config.NetNS).Watch(ctx, func(all []netif.Interface) { c.update(ctx, all) })
+	return netif.Namespace(c.config.NetNS).Watch(ctx, func(all []netif.Interface) {
+		// The flows of a flowtable keep the MTU of their start if they are IPv6: all are offloaded again.
+		if mtu := c.change(ctx, all); mtu {
+			c.refresh(ctx)
+		}
+	})
 }
 
 // repeat calls do with a pause before each call, until ctx ends.
@@ -263,7 +269,8 @@ func (c *Controller) reconcile(ctx context.Context, full *desired.Change) (stats
 	c.sequence.Done()
 	// A refused interface does not prevent the rest.
 	c.sync(ctx)
-	return stats, c.guard.reset(c)
+	c.guard = guard{} // so that all is checked
+	return stats, c.guard.expect(c)
 }
 
 // Apply implements dataplane.Dataplane.
@@ -295,7 +302,7 @@ func (c *Controller) apply(ctx context.Context, change *desired.Change) (stats d
 // lists returns the Service of a frontend, if it is in the sets. They have the frontends that
 // are offloaded or, with the scope All, those that are not.
 func (c *Controller) lists(f *desired.Frontend) (s desired.ServicePort, is bool) {
-	if f == nil || !offloadable(f.Protocol) || f.SlowPath != (c.config.Scope == All) {
+	if f == nil || f.Protocol != desired.TCP && f.Protocol != desired.UDP || f.SlowPath != (c.config.Scope == All) {
 		return s, false
 	}
 	return f.Service, true
@@ -307,7 +314,10 @@ func (c *Controller) writeFull(full *desired.Change) {
 	c.pods = map[netip.Addr]bool{}
 	c.addresses = map[netip.Addr]bool{}
 	c.write(full)
-	c.config.Exclude.writeAddresses(&c.batch)
+	for _, p := range desired.Disjoint(slices.Clone(c.config.Exclude.Addresses)) {
+		first, last := nfnl.Bounds(p)
+		c.batch.AddInterval(table, familyOf(p.Addr()).excluded, first, last)
+	}
 }
 
 // write adds the frontends and addresses of a change to the batch and to c.frontends and c.pods.
@@ -351,8 +361,8 @@ func (c *Controller) write(change *desired.Change) {
 
 // explain adds the frontend to a refusal by the kernel.
 func (c *Controller) explain(err error) error {
-	var refused *nfnl.BatchError
-	if !errors.As(err, &refused) {
+	refused, is := errors.AsType[*nfnl.BatchError](err)
+	if !is {
 		return err
 	}
 	for i := range families {

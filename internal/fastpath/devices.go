@@ -46,15 +46,8 @@ func (c *Controller) list() error {
 	return err
 }
 
-// update programs a change of interfaces. The flows of a flowtable keep the MTU of their start if they are
-// IPv6: after a change of MTU all connections are offloaded again.
-func (c *Controller) update(ctx context.Context, all []netif.Interface) {
-	if c.change(ctx, all) {
-		c.refresh(ctx)
-	}
-}
-
-// change reports whether flows have to end, as the MTU of an interface that takes part has changed.
+// change programs a change of interfaces, and reports whether flows have to end, as the MTU of an interface
+// that takes part has changed.
 func (c *Controller) change(ctx context.Context, all []netif.Interface) (mtu bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

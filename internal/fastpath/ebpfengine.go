@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/google/nftables/expr"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/ebpf"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
@@ -29,7 +30,8 @@ func (c *ebpfEngine) fits(t *nfnl.Contents) bool {
 }
 
 func (c *ebpfEngine) offload(rule writeRule) {
-	rule(chainOffload, "", classified(), ret())
+	// A packet to which a rule has given a class keeps it.
+	rule(chainOffload, "", masked(meta(expr.MetaKeyPRIORITY), word(classOfPriority), expr.CmpOpNeq, word(0)), ret())
 	rule(chainOffload, "", goTo(chainAsk))
 	rule(chainAsk, "always; a copy that nft has loaded never matches", nfnl.UnlessLoaded(), request())
 }

@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -117,14 +116,6 @@ func (e *Exclude) byAddress(rule writeRule) {
 				rule(chainOffload, "", source, in(f.excluded), ret())
 			}
 		}
-	}
-}
-
-// writeAddresses fills the sets of addresses.
-func (e *Exclude) writeAddresses(b *nfnl.Batch) {
-	for _, p := range desired.Disjoint(slices.Clone(e.Addresses)) {
-		first, last := nfnl.Bounds(p)
-		b.AddInterval(table, familyOf(p.Addr()).excluded, first, last)
 	}
 }
 

@@ -105,8 +105,7 @@ func (c *flowtableEngine) wantsHardware() bool {
 	}
 	for _, d := range wanted {
 		err := canHave(c.conn, nfnl.FlowtableHardware, d)
-		var refused *nfnl.BatchError
-		if errors.As(err, &refused) {
+		if refused, is := errors.AsType[*nfnl.BatchError](err); is {
 			err = fmt.Errorf("interface %s: its driver does not take flows: %w", d.Name, refused.Errno)
 		}
 		if err != nil {
@@ -226,9 +225,8 @@ func probe(conn *nfnl.Conn) (byName bool, err error) {
 	// Named counters are an option of the kernel's configuration until Linux 6.2.
 	b.AddRule(probeTable, chainForward, "", packetsUpTo(1), nowhereBack(), offload())
 	err = conn.DryRun(&b)
-	var refused *nfnl.BatchError
-	switch {
-	case errors.As(err, &refused) && refused.Lacks():
+	switch refused, is := errors.AsType[*nfnl.BatchError](err); {
+	case is && refused.Lacks():
 		const needs = "needs CONFIG_NF_FLOW_TABLE_INET, CONFIG_NFT_FLOW_OFFLOAD, CONFIG_NFT_FIB_INET, before Linux 6.2 CONFIG_NFT_OBJREF"
 		return false, feature.Missing{Feature: "flowtables", Remedy: needs, Err: err}
 	case err != nil:

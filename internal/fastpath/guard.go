@@ -25,12 +25,6 @@ type guard struct {
 // sampleSize is how many frontends are looked up in one Check.
 const sampleSize = 32
 
-// reset records the kernel's rules as the expected ones, and has all checked.
-func (g *guard) reset(c *Controller) error {
-	*g = guard{}
-	return g.expect(c)
-}
-
 // expect records the kernel's rules.
 func (g *guard) expect(c *Controller) error {
 	t, err := c.conn.Contents(table)

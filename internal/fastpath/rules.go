@@ -71,11 +71,6 @@ func nowhereBack() []expr.Any {
 // classOfPriority are the bits of a packet's priority that tell a class of a queueing discipline.
 const classOfPriority = 0xffff << 16
 
-// classified matches packets to which a rule has given such a class, which they keep.
-func classified() []expr.Any {
-	return masked(meta(expr.MetaKeyPRIORITY), word(classOfPriority), expr.CmpOpNeq, word(0))
-}
-
 // request asks the engine EBPF to offload the connection, by a class that no packet has. Its program at the egress takes
 // it away.
 func request() []expr.Any {

@@ -137,7 +137,4 @@ func interfaceKey(name string) []byte {
 	return key[:]
 }
 
-// offloadable reports whether the kernel offloads connections of a protocol.
-func offloadable(p desired.Protocol) bool { return p == desired.TCP || p == desired.UDP }
-
 func familyOf(a netip.Addr) *family { return &families[desired.FamilyOf(a)] }

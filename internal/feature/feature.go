@@ -31,6 +31,6 @@ func (m Missing) Unwrap() error { return m.Err }
 
 // Lacks reports whether a probe has found that a feature is missing.
 func Lacks(err error) bool {
-	var m Missing
-	return errors.As(err, &m)
+	_, lacks := errors.AsType[Missing](err)
+	return lacks
 }

@@ -187,7 +187,9 @@ func (p *Proxy) Run(ctx context.Context) error {
 	hold := time.NewTimer(0)
 	defer hold.Stop()
 	defer p.stopLoads()
-	p.startVerifying()
+	if p.options.VerifyPeriod > 0 && p.options.OpenReader != nil {
+		p.verifying.next = time.After(p.options.VerifyPeriod)
+	}
 	for ctx.Err() == nil { // a sync that ended with ctx leaves a dataplane that must not be checked
 		p.beginLook(ctx)
 		select {
@@ -362,19 +364,19 @@ func (p *Proxy) sync(ctx context.Context) {
 	defer p.applyHeld()
 	err, halved := p.program(ctx), false
 	for err != nil && ctx.Err() == nil {
-		var refusal *dataplane.Refusal
+		refusal, refused := errors.AsType[*dataplane.Refusal](err)
 		former := p.refused
-		if p.refused = (types.NamespacedName{}); errors.As(err, &refusal) {
+		if p.refused = (types.NamespacedName{}); refused {
 			p.refused = refusal.Service.Owner()
 		}
-		unknown := refusal != nil && p.refused.Name == ""
+		unknown := refused && p.refused.Name == ""
 		if !unknown {
 			p.suspects = nil
 		}
 		if !p.full {
 			p.log.Error(err, "The kernel refused a change, programming everything again")
 			p.full = true
-		} else if refusal != nil && p.refused == former && p.state.LeaveOut(former, "the kernel refuses it: "+err.Error()) {
+		} else if refused && p.refused == former && p.state.LeaveOut(former, "the kernel refuses it: "+err.Error()) {
 			p.leftOut = time.Now()
 		} else if unknown && p.leaveOutHalf(err) {
 			p.leftOut, halved = time.Now(), true
@@ -402,7 +404,8 @@ func (p *Proxy) sync(ctx context.Context) {
 	if p.options.Ready != nil && p.Updated().IsZero() {
 		p.background.Go(func() { p.options.Ready(ctx) })
 	}
-	p.lateness.done(now)
+	p.lateness.since.Store(nil)
+	p.lateness.updated.Store(&now)
 	p.metrics.Synced(now)
 	p.metrics.NoLocalEndpoints(p.state.NoLocalEndpoints())
 	p.backoff = newBackoff()
@@ -590,16 +593,8 @@ type lateness struct {
 
 // waiting records a waiting change, unless an earlier one is waiting.
 func (l *lateness) waiting() {
-	if l.since.Load() == nil {
-		now := time.Now()
-		l.since.Store(&now)
-	}
-}
-
-// done records that the kernel has all changes, or all but parts of large ones.
-func (l *lateness) done(now time.Time) {
-	l.since.Store(nil)
-	l.updated.Store(&now)
+	now := time.Now()
+	l.since.CompareAndSwap(nil, &now)
 }
 
 // Healthy reports whether no change has been waiting for Options.LateAfter or longer. It is

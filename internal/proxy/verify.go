@@ -64,12 +64,6 @@ type lookResult struct {
 	err         error
 }
 
-func (p *Proxy) startVerifying() {
-	if p.options.VerifyPeriod > 0 && p.options.OpenReader != nil {
-		p.verifying.next = time.After(p.options.VerifyPeriod)
-	}
-}
-
 // beginLook starts a look in the background if one is due and the kernel has accepted the
 // last programming. Changes that are not programmed yet do not matter.
 func (p *Proxy) beginLook(ctx context.Context) {

@@ -35,7 +35,7 @@ func (b *Balancer) Reconcile(ctx context.Context, full *desired.Change) (stats d
 	defer b.mu.Unlock()
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, b.detach())
+			err = errors.Join(err, b.closeLinks(), remove(b.dir))
 		}
 	}()
 	if err := os.MkdirAll(b.dir, 0o700); err != nil {
@@ -138,9 +138,6 @@ func (b *Balancer) Check(context.Context) error {
 func (b *Balancer) detached(program string) string {
 	return fmt.Sprintf("the BPF program %s is not at cgroup %s", program, b.options.CGroup)
 }
-
-// detach detaches all programs and removes their pins.
-func (b *Balancer) detach() error { return errors.Join(b.closeLinks(), remove(b.dir)) }
 
 func (b *Balancer) closeLinks() (err error) {
 	for name, l := range b.links {

@@ -129,8 +129,7 @@ var noRefusal = regexp.MustCompile("(?i)permi|memory|no (buffer )?space|too many
 func (b *Dataplane) explain(err error, change *desired.Change) error {
 	said := err.Error()
 	reason, _, _ := strings.Cut(said, " (-A ") // without the rule, as a Service may be called busy
-	var exit *exec.ExitError
-	if isTemporary(err) || !errors.As(err, &exit) || !exit.Exited() || noRefusal.MatchString(reason) {
+	if exit, is := errors.AsType[*exec.ExitError](err); isTemporary(err) || !is || !exit.Exited() || noRefusal.MatchString(reason) {
 		return err
 	}
 	for i := range change.Pools {

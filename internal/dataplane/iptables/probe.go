@@ -70,11 +70,10 @@ func (b *Dataplane) Probe(ctx context.Context) ([]dataplane.Missing, error) {
 		if err == nil {
 			err = b.probeRules(ctx, t.family)
 		}
-		var m feature.Missing
-		switch {
+		switch m, is := errors.AsType[feature.Missing](err); {
 		case err == nil:
 			tables = append(tables, t)
-		case errors.As(err, &m) && !errors.Is(err, unix.EPERM) && !isTemporary(err):
+		case is && !errors.Is(err, unix.EPERM) && !isTemporary(err):
 			b.missing = append(b.missing, dataplane.Missing{Family: t.family, Missing: m})
 		default:
 			return nil, fmt.Errorf("probing the features of the node: %w", err)

@@ -52,7 +52,8 @@ func Detect(ctx context.Context, netns int) (Variant, error) {
 		found[v] = s
 	}
 	best := slices.Clone(variants)
-	if c := found[Legacy].compare(found[NFT]); c > 0 || c == 0 && systemVariant(ctx) == Legacy {
+	l, n := found[Legacy], found[NFT]
+	if c := cmp.Or(l.hinted-n.hinted, l.ours-n.ours, l.rules-n.rules); c > 0 || c == 0 && systemVariant(ctx) == Legacy {
 		slices.Reverse(best)
 	}
 	for _, v := range best {
@@ -86,10 +87,6 @@ func systemVariant(ctx context.Context) Variant {
 type survey struct {
 	hinted, ours int // 1 if it is so
 	rules        int // and jumps
-}
-
-func (s survey) compare(t survey) int {
-	return cmp.Or(s.hinted-t.hinted, s.ours-t.ours, s.rules-t.rules)
 }
 
 // localnetUses is how much chainLocalnet adds to survey.rules: its rule, the rule that leads

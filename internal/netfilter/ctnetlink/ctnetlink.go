@@ -352,8 +352,7 @@ func (c *Conn) Execute(ctx context.Context, requests []netlink.Message, answer f
 		}
 		for range requests {
 			_, err := c.sock.Receive()
-			var op *netlink.OpError
-			if err != nil && !(errors.As(err, &op) && op.Sequence != 0) {
+			if op, is := errors.AsType[*netlink.OpError](err); err != nil && !(is && op.Sequence != 0) {
 				return fmt.Errorf("answer to a request: %w", err)
 			}
 			answer(err)

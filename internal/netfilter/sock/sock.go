@@ -185,9 +185,8 @@ func answers(s *netlink.Conn, start, last uint32, failed func(i int, err error))
 	for {
 		got, err := s.Receive()
 		seq := uint32(0)
-		var op *netlink.OpError
-		switch {
-		case errors.As(err, &op) && op.Sequence != 0:
+		switch op, is := errors.AsType[*netlink.OpError](err); {
+		case is && op.Sequence != 0:
 			seq = uint32(op.Sequence)
 			if seq-start <= last-start { // otherwise of an exchange that has ended early
 				failed(int(seq-start), op.Err)

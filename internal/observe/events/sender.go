@@ -126,8 +126,10 @@ func (s *sender) event(key seriesKey, note string, now time.Time) *eventsv1.Even
 		fmt.Fprintf(hash, "%s %s", key.reason, note)
 		unique = hash.Sum64()
 	}
+	// The API allows names of 253 bytes, 17 of which are for the number.
+	name := strings.TrimRight(key.about.Name[:min(len(key.about.Name), 253-17)], "-.")
 	return &eventsv1.Event{
-		ObjectMeta:          metav1.ObjectMeta{Namespace: cmp.Or(key.about.Namespace, metav1.NamespaceDefault), Name: eventName(key.about.Name, unique)},
+		ObjectMeta:          metav1.ObjectMeta{Namespace: cmp.Or(key.about.Namespace, metav1.NamespaceDefault), Name: fmt.Sprintf("%s.%x", name, unique)},
 		EventTime:           metav1.NewMicroTime(now),
 		ReportingController: reporter,
 		ReportingInstance:   s.instance[:min(len(s.instance), 128)],
@@ -137,13 +139,6 @@ func (s *sender) event(key seriesKey, note string, now time.Time) *eventsv1.Even
 		Note:                note,
 		Type:                key.kind,
 	}
-}
-
-// eventName is a name within the API's limit of 253 bytes, 17 of which are for the
-// number.
-func eventName(about string, unique uint64) string {
-	about = strings.TrimRight(about[:min(len(about), 253-17)], "-.")
-	return fmt.Sprintf("%s.%x", about, unique)
 }
 
 // run sends Events until stop is closed, and then once more those that are pending.

@@ -42,7 +42,8 @@ func Handler(v *see.View) http.Handler {
 	l := list{view: v}
 	answer(mux, "/data/services", func(ctx context.Context, r *http.Request) (*rows, error) {
 		q := r.URL.Query()
-		return l.page(ctx, selection{search: q.Get("search"), by: q.Get("sort"), descending: q.Has("descending"), page: number(q.Get("page"))})
+		page, _ := strconv.Atoi(q.Get("page")) // 0 for text that is not a number
+		return l.page(ctx, selection{search: q.Get("search"), by: q.Get("sort"), descending: q.Has("descending"), page: page})
 	})
 	answer(mux, "/data/services/{namespace}/{name}", func(ctx context.Context, r *http.Request) (*see.Service, error) {
 		q := see.Query{Namespace: r.PathValue("namespace"), Name: r.PathValue("name"), Endpoints: true, Traffic: true, Age: see.Recent}
@@ -64,12 +65,6 @@ func Handler(v *see.View) http.Handler {
 type status struct {
 	*see.Status
 	Facts []see.Fact `json:"facts"`
-}
-
-// number is 0 for text that is not one.
-func number(text string) int {
-	n, _ := strconv.Atoi(text)
-	return n
 }
 
 // atOnce is how many answers of one kind are collected at once. Further questions are refused: an

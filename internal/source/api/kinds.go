@@ -41,14 +41,6 @@ func (k *kind) object(namespace, name string) source.Object {
 	return o
 }
 
-// listName returns the kind of lists.
-func (k *kind) listName() string {
-	if k.metadata {
-		return "PartialObjectMetadataList"
-	}
-	return k.name + "List"
-}
-
 func (k *kind) selectFrom(o *metav1.ListOptions) {
 	o.LabelSelector, o.FieldSelector = k.labels, k.fields
 }

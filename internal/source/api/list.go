@@ -32,13 +32,14 @@ var errNotProtobuf = errors.New("the answer is not in Kubernetes' protobuf encod
 
 // list lists the kind, delivers each object when it is read, and returns their names.
 func (w *watcher) list(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+	kind, of := w.kind.name+"List", ""
+	if w.kind.metadata {
+		kind, of = "PartialObjectMetadataList", metadataListOf
+	}
 	accept := func(media string) *rest.Request {
 		selected := o
 		w.kind.selectFrom(&selected)
-		if w.kind.metadata {
-			media += metadataListOf
-		}
-		return w.rest.Get().Resource(w.kind.resource).VersionedParams(&selected, metav1.ParameterCodec).SetHeader("Accept", media)
+		return w.rest.Get().Resource(w.kind.resource).VersionedParams(&selected, metav1.ParameterCodec).SetHeader("Accept", media+of)
 	}
 	list := func() (runtime.Object, error) {
 		all := w.kind.list.DeepCopyObject()
@@ -57,7 +58,7 @@ func (w *watcher) list(ctx context.Context, o metav1.ListOptions) (runtime.Objec
 	}
 	defer body.Close()
 	out := &metainternal.List{}
-	out.ListMeta, err = readList(body, w.kind.listName(), func(raw []byte) error {
+	out.ListMeta, err = readList(body, kind, func(raw []byte) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}

@@ -198,19 +198,16 @@ const maxCause = 300
 // causeOf returns an error in one short line, without parts that differ each time: the URL,
 // local ports and stream numbers.
 func causeOf(err error) string {
-	var (
-		inURL  *url.Error
-		inConn *net.OpError
-		stream http2.StreamError
-	)
-	if errors.As(err, &inURL) {
+	if inURL, is := errors.AsType[*url.Error](err); is {
 		err = inURL.Err
 	}
 	text := err.Error()
+	inConn, ofConn := errors.AsType[*net.OpError](err)
+	stream, ofStream := errors.AsType[http2.StreamError](err)
 	switch {
-	case errors.As(err, &inConn) && inConn.Op != "dial":
+	case ofConn && inConn.Op != "dial":
 		text = fmt.Sprintf("%s %v: %v", inConn.Op, inConn.Addr, inConn.Err)
-	case errors.As(err, &stream):
+	case ofStream:
 		text = "the API server ended the request: " + stream.Code.String()
 	case utilnet.IsProbableEOF(err):
 		text = errNoAnswer.Error()

@@ -230,12 +230,12 @@ var strict = func() *kjson.Serializer {
 func (d *document) readObject(data []byte, item string, kind schema.GroupVersionKind) {
 	var h header
 	err := json.Unmarshal(data, &h)
-	var mismatch *json.UnmarshalTypeError
+	mismatch, is := errors.AsType[*json.UnmarshalTypeError](err)
 	switch name := h.String(); {
 	case data[0] != '{':
 		d.fail(item, "", errors.New("is not an object: a manifest starts with apiVersion and kind"))
 		return
-	case errors.As(err, &mismatch) && (mismatch.Field == "kind" || mismatch.Field == "apiVersion"):
+	case is && (mismatch.Field == "kind" || mismatch.Field == "apiVersion"):
 		d.fail(item, name, decodeErrors(err)...)
 		return
 	case h.Kind == "" && h.APIVersion == "" && !kind.Empty():
@@ -331,8 +331,7 @@ func decodeErrors(err error) []error {
 	if s, ok := kruntime.AsStrictDecodingError(err); ok {
 		return s.Errors()
 	}
-	var mismatch *json.UnmarshalTypeError
-	if errors.As(err, &mismatch) {
+	if mismatch, is := errors.AsType[*json.UnmarshalTypeError](err); is {
 		must := mismatch.Type.String()
 		if mismatch.Type.Kind() == reflect.Slice {
 			must = "a list"

@@ -247,7 +247,7 @@ func readFile(path string, info fs.FileInfo) ([]byte, error) {
 
 // withoutPath removes the path from an error, as it is part of the message already.
 func withoutPath(err error) error {
-	if path := (*fs.PathError)(nil); errors.As(err, &path) {
+	if path, is := errors.AsType[*fs.PathError](err); is {
 		return path.Err
 	}
 	return err

@@ -207,8 +207,7 @@ func buildKernel(ctx context.Context, script, version string, stderr io.Writer) 
 	cmd := exec.CommandContext(ctx, script, version)
 	cmd.Stderr = stderr
 	out, err := cmd.Output()
-	var status *exec.ExitError
-	if errors.As(err, &status) && status.ExitCode() == 3 {
+	if status, is := errors.AsType[*exec.ExitError](err); is && status.ExitCode() == 3 {
 		return "", fmt.Errorf("kernel %s: %w, see the output of build.sh", version, errUnavailable)
 	}
 	if err != nil {

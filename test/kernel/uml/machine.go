@@ -304,8 +304,7 @@ func Find(ctx context.Context, buildScript, version string) (string, error) {
 	var said bytes.Buffer
 	cmd.Stderr = &said
 	out, err := cmd.Output()
-	var status *exec.ExitError
-	if errors.As(err, &status) && status.ExitCode() == 1 {
+	if status, is := errors.AsType[*exec.ExitError](err); is && status.ExitCode() == 1 {
 		return "", fmt.Errorf("%w: %s", ErrNoKernel, bytes.TrimSpace(said.Bytes()))
 	}
 	if err != nil {
