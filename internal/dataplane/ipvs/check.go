@@ -143,7 +143,7 @@ func (b *Dataplane) checkDestinations(f *desired.Frontend, pool *pool, all []ipv
 		switch n, wanted := missing[d.AddrPort]; {
 		case !wanted && d.Weight > 0:
 			surplus++
-		case wanted && (d.Weight != n || !d.Masquerading):
+		case wanted && (d.Weight != n || !d.Masquerading || d.Limited):
 			reweighed++
 		}
 		delete(missing, d.AddrPort)
@@ -343,14 +343,17 @@ func (b *Dataplane) Rules(ctx context.Context, full *desired.Change) (n int, fau
 		if !exists {
 			continue // Read reports it
 		}
-		if got.Flags != want.Flags || got.MaskBits != want.MaskBits {
-			faults = append(faults, fmt.Sprintf("virtual server %s has flags %#x and netmask %d instead of %#x and %d", f.FrontendKey, got.Flags, got.MaskBits, want.Flags, want.MaskBits))
+		if got.Flags != want.Flags || got.MaskBits != want.MaskBits || got.Engine != "" {
+			faults = append(faults, fmt.Sprintf("virtual server %s has flags %#x, netmask %d and persistence engine %q instead of %#x, %d and none", f.FrontendKey, got.Flags, got.MaskBits, got.Engine, want.Flags, want.MaskBits))
 		}
 		all, err := b.conn.Destinations(ctx, want.Key)
 		failed = errors.Join(failed, err)
 		for _, d := range all {
 			if !d.Masquerading {
 				faults = append(faults, fmt.Sprintf("virtual server %s does not masquerade to %s", f.FrontendKey, d.AddrPort))
+			}
+			if d.Limited {
+				faults = append(faults, fmt.Sprintf("virtual server %s has a threshold of connections for %s", f.FrontendKey, d.AddrPort))
 			}
 		}
 	}

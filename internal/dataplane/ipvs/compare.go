@@ -64,7 +64,7 @@ func (b *Dataplane) compareDestinations(ctx context.Context, p *plan, f *desired
 		to := addrPort(backend)
 		d, exists := has[to]
 		delete(has, to)
-		if n := pool.weight(backend); exists && (d.Weight != n || !d.Masquerading) {
+		if n := pool.weight(backend); exists && (d.Weight != n || !d.Masquerading || d.Limited) {
 			p.first = append(p.first, step{ipvs.SetDestination(key, ipvs.Destination{AddrPort: to, Weight: n}), key, to, f.Service, nil})
 		}
 		return exists

@@ -56,6 +56,7 @@ type Service struct {
 	Scheduler string // such as "rr"
 	Flags     uint32
 	Timeout   uint32 // of persistence, in seconds
+	Engine    string // of persistence, such as "sip", when read; this package sets none
 
 	// MaskBits is the length of the part of client addresses that persistence tells
 	// apart, 1 to 32 or 128.
@@ -70,6 +71,9 @@ type Destination struct {
 	// Masquerading is the forwarding method by NAT, the only one that this package
 	// sets. It is false for destinations of other programs that use another.
 	Masquerading bool
+
+	// Limited says that another program has set thresholds of its number of connections. Set when read.
+	Limited bool
 
 	// Numbers of connections, set when read.
 	Active, Inactive, Persistent uint32

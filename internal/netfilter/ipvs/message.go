@@ -41,6 +41,7 @@ const (
 	svcFlags       = 7
 	svcTimeout     = 8
 	svcMask        = 9
+	svcEngine      = 11
 	destAddr       = 1
 	destPort       = 2
 	destMethod     = 3
@@ -195,7 +196,7 @@ func decodeService(data []byte) (s Service, err error) {
 	family, mask := uint16(number(of(svcFamily))), number(of(svcMask))
 	s = Service{
 		Key:       Key{Protocol: uint8(number(of(svcProtocol))), Port: port(of(svcPort)), Mark: number(of(svcMark))},
-		Scheduler: nfnl.Text(all, svcScheduler), Flags: number(of(svcFlags)) &^ hashed, Timeout: number(of(svcTimeout)), MaskBits: uint8(mask),
+		Scheduler: nfnl.Text(all, svcScheduler), Flags: number(of(svcFlags)) &^ hashed, Timeout: number(of(svcTimeout)), MaskBits: uint8(mask), Engine: nfnl.Text(all, svcEngine),
 	}
 	if family == unix.AF_INET {
 		s.MaskBits = onesOf(mask)
@@ -218,7 +219,8 @@ func decodeDestination(data []byte, family uint16) (d Destination, err error) {
 	a, err := address(family, of(destAddr))
 	return Destination{
 		AddrPort: netip.AddrPortFrom(a, port(of(destPort))), Weight: number(of(destWeight)), Masquerading: number(of(destMethod))&methodMask == 0,
-		Active: number(of(destActive)), Inactive: number(of(destInactive)), Persistent: number(of(destPersistent)),
+		Limited: number(of(destUpper))|number(of(destLower)) != 0,
+		Active:  number(of(destActive)), Inactive: number(of(destInactive)), Persistent: number(of(destPersistent)),
 	}, err
 }
 
