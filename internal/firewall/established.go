@@ -87,7 +87,7 @@ func Examine(ctx context.Context, conn *nfnl.Conn) (*Established, error) {
 	sum := fnv.New64a()
 	var err error
 	for _, ipv6 := range []bool{false, true} {
-		chains, failed := chains(ctx, conn, ipv6, matters)
+		chains, failed := chains(ctx, conn, ipv6, func(c *nfnl.BaseChain) bool { return c.Type != "nat" && hooks[c.Hook] })
 		err = errors.Join(err, failed)
 		for _, c := range chains {
 			if c.walker == nil || !hooks[c.Hook] {
@@ -123,8 +123,6 @@ func Examine(ctx context.Context, conn *nfnl.Conn) (*Established, error) {
 
 // hooks are those that packets on the fast path skip.
 var hooks = map[uint32]bool{unix.NF_INET_PRE_ROUTING: true, unix.NF_INET_FORWARD: true, unix.NF_INET_POST_ROUTING: true}
-
-func matters(c *nfnl.BaseChain) bool { return c.Type != "nat" && hooks[c.Hook] }
 
 // relevant leaves out steps that make no difference.
 func relevant(steps []Step) (all []Step) {

@@ -74,12 +74,8 @@ func (p *Packet) header(base uint32) (h field) {
 			protocolAt, src, dst = 6, 8, 24
 		}
 		set(protocolAt, p.Protocol)
-		if p.Dst.Addr().IsValid() {
-			set(dst, p.Dst.Addr().AsSlice()...)
-		}
-		if p.Src.Addr().IsValid() {
-			set(src, p.Src.Addr().AsSlice()...)
-		}
+		set(dst, p.Dst.Addr().AsSlice()...) // none of an invalid address
+		set(src, p.Src.Addr().AsSlice()...)
 	case unix.NFT_PAYLOAD_TRANSPORT_HEADER:
 		for at, port := range map[int]uint16{0: p.Src.Port(), 2: p.Dst.Port()} {
 			if low := p.unknownPort(); port != 0 {

@@ -7,12 +7,12 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
+	"github.com/slipstream-proxy/slipstream/internal/plain"
 )
 
 // service is a Service, with what Slipstream makes of it.
@@ -82,15 +82,6 @@ func uses(all []desired.Frontend, p desired.Protocol) bool {
 	return slices.ContainsFunc(all, func(f desired.Frontend) bool { return f.Protocol == p })
 }
 
-// join lists values for a text.
-func join[T fmt.Stringer](all []T) string {
-	var texts []string
-	for _, v := range all {
-		texts = append(texts, v.String())
-	}
-	return strings.Join(texts, ", ")
-}
-
 // notOnNode returns the addresses that no interface of the node has, except kube-ipvs0.
 func (m *comparison) notOnNode(all []netip.Addr) []netip.Addr {
 	return slices.DeleteFunc(slices.Clone(all), func(ip netip.Addr) bool { return slices.Contains(m.Addresses, ip) })
@@ -119,7 +110,7 @@ func (m *comparison) service(s *service) {
 		m.add(Differs, "source-ranges", "loadBalancerSourceRanges: while the Service has no endpoint, connections from other sources are dropped, not refused.", "")
 	}
 	if m.from.FormerIPTables && !m.from.VirtualServers && len(external) > 0 {
-		m.add(Differs, "external-unserved", "While the Service has no endpoint, connections from the node to "+join(external)+" are refused. kube-proxy lets them be routed.", "")
+		m.add(Differs, "external-unserved", "While the Service has no endpoint, connections from the node to "+plain.List(external, ", ")+" are refused. kube-proxy lets them be routed.", "")
 	}
 	if n := s.Spec.HealthCheckNodePort; n != 0 && m.from.FormerIPTables && !m.into.IPTables {
 		m.add(Action, "health-check", fmt.Sprintf("kube-proxy's rule that accepts connections to healthCheckNodePort %d is removed.", n), "If the chain INPUT has the policy DROP, accept them there.")
@@ -163,15 +154,15 @@ func (m *comparison) ownAddresses(s *service) {
 			leaving = slices.Concat(balancers, external)
 		}
 		if len(leaving) > 0 {
-			m.add(Action, "addresses", "The node no longer has "+join(leaving)+": it stops answering ARP requests for it, and only the Service's ports are served. Other ports reach the machine that has the address.",
+			m.add(Action, "addresses", "The node no longer has "+plain.List(leaving, ", ")+": it stops answering ARP requests for it, and only the Service's ports are served. Other ports reach the machine that has the address.",
 				"Check that routes, or a load balancer such as MetalLB, lead packets to the node without ARP answers of the kernel.")
 		}
 		if m.into.VirtualServers && len(external) > 0 {
-			m.add(Differs, "scheduler", fmt.Sprintf("Endpoints for connections to %s are chosen at random, not by an IPVS scheduler, as no interface of the node has the address.", join(external)),
+			m.add(Differs, "scheduler", fmt.Sprintf("Endpoints for connections to %s are chosen at random, not by an IPVS scheduler, as no interface of the node has the address.", plain.List(external, ", ")),
 				"If routers send it to the node (BGP), put it on an interface, such as lo.")
 		}
 	case m.into.VirtualServers && len(balancers) > 0:
-		m.add(Differs, "addresses", "The node takes "+join(balancers)+" for its own: it refuses other ports there. The configuration sets ipvs.strictARP, so that it does not answer ARP requests for it.", "")
+		m.add(Differs, "addresses", "The node takes "+plain.List(balancers, ", ")+" for its own: it refuses other ports there. The configuration sets ipvs.strictARP, so that it does not answer ARP requests for it.", "")
 	}
 	if m.from.VirtualServers == m.into.VirtualServers {
 		return

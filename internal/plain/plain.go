@@ -55,6 +55,15 @@ func Number(n int, thing string) string {
 	return fmt.Sprintf("%d %s", n, thing)
 }
 
+// List returns the texts of some things with a separator between them.
+func List[T fmt.Stringer](all []T, separator string) string {
+	var texts []string
+	for _, one := range all {
+		texts = append(texts, one.String())
+	}
+	return strings.Join(texts, separator)
+}
+
 // Writer escapes what is written to it, except for line breaks and tabs. JSON stays the same JSON:
 // it has such characters only in strings.
 type Writer struct {

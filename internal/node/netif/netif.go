@@ -130,7 +130,10 @@ func Complete[T any](list func() ([]T, error)) (all []T, err error) {
 func interfaces(links []netlink.Link, addresses []netlink.Addr) (all []Interface) {
 	types := map[int]string{}
 	for _, l := range links {
-		types[l.Attrs().Index] = typeOf(l)
+		types[l.Attrs().Index] = l.Type()
+		if _, is := l.(*netlink.Tuntap); is {
+			types[l.Attrs().Index] = "tun" // the kernel's name; the library has its own
+		}
 	}
 	byIndex := map[int][]netip.Addr{}
 	for _, a := range addresses {
@@ -147,13 +150,6 @@ func interfaces(links []netlink.Link, addresses []netlink.Addr) (all []Interface
 	}
 	slices.SortFunc(all, func(a, b Interface) int { return a.Index - b.Index })
 	return all
-}
-
-func typeOf(l netlink.Link) string {
-	if _, ok := l.(*netlink.Tuntap); ok {
-		return "tun" // the kernel's name; the library has its own
-	}
-	return l.Type()
 }
 
 // answers reports whether the kernel answers on an address with some flags.

@@ -55,7 +55,7 @@ func (c Conntrack) Verify() (n int, differences []string) {
 	for _, p := range all {
 		if is, err := read("/" + p.file); err != nil {
 			differences = append(differences, fmt.Sprintf("%s: cannot be read: %v", p.name, err))
-		} else if !p.satisfiedBy(is) {
+		} else if is < p.value || is > p.value && !p.orMore {
 			differences = append(differences, fmt.Sprintf("%s is %d instead of %d", p.name, is, p.value))
 		}
 	}
@@ -67,8 +67,6 @@ type parameter struct {
 	value      int
 	orMore     bool // as in kube-proxy since v1.37.2
 }
-
-func (p parameter) satisfiedBy(is int) bool { return is == p.value || p.orMore && is > p.value }
 
 // parameters are those to set.
 func (c Conntrack) parameters() (all []parameter) {

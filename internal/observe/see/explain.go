@@ -457,7 +457,7 @@ func (x *explainer) noFrontend() {
 	case desired.NoNodePort:
 		x.stop(NoService, false, "Frontend", "", "%s is an address of this node, and no Service has the NodePort %s. The packets are left to the node itself.", x.to.Addr(), port)
 	case desired.NotServing:
-		where := "at " + listOf(d.ServedAt) + " only (nodePortAddresses)"
+		where := "at " + plain.List(d.ServedAt, ", ") + " only (nodePortAddresses)"
 		if len(d.ServedAt) == 0 {
 			where = fmt.Sprintf("at no %s address: it has none that nodePortAddresses selects, by default those of the Node object", x.family())
 		}
@@ -473,14 +473,6 @@ func (x *explainer) noFrontend() {
 		}
 		x.stop(NoService, false, "Frontend", "", "No Service has %s. Slipstream leaves these packets alone.%s", x.to, hint)
 	}
-}
-
-func listOf(addrs []netip.Addr) string {
-	var all []string
-	for _, a := range addrs {
-		all = append(all, a.String())
-	}
-	return strings.Join(all, ", ")
 }
 
 // frontend names the frontend and the kernel's object for it.

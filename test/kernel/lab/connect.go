@@ -29,8 +29,7 @@ var (
 // Outcome names the result of an attempt, without addresses: "ok", "refused", "timeout",
 // "closed without an answer", or the text of the error number ("no route to host").
 func Outcome(err error) string {
-	var errno syscall.Errno
-	switch {
+	switch errno, is := errors.AsType[syscall.Errno](err); {
 	case err == nil:
 		return "ok"
 	case errors.Is(err, ErrRefused):
@@ -39,7 +38,7 @@ func Outcome(err error) string {
 		return "timeout"
 	case errors.Is(err, io.EOF):
 		return "closed without an answer"
-	case errors.As(err, &errno):
+	case is:
 		return errno.Error()
 	}
 	return err.Error()
@@ -154,23 +153,22 @@ func (m *Machine) dial(p Protocol, dest netip.AddrPort, opts []ConnectOption) (c
 }
 
 // clientSocket opens a socket in the machine's namespace.
-func (m *Machine) clientSocket(p Protocol, dest netip.AddrPort) (s *socket, err error) {
+func (m *Machine) clientSocket(p Protocol, dest netip.AddrPort) (*socket, error) {
 	if !dest.IsValid() {
 		return nil, errors.New("destination is not valid")
 	}
 	ipv6 := dest.Addr().Is6()
-	err = m.Do(func() error { s, err = openSocket(p, ipv6); return err })
+	s, err := in(m.Namespace, func() (*socket, error) { return openSocket(p, ipv6) })
 	if err != nil || p == TCP {
 		return s, err
 	}
 	// Without this, the kernel reports only port unreachable to UDP sockets, and no
 	// ICMP error to SCTP sockets.
+	level, option := unix.IPPROTO_IP, unix.IP_RECVERR
 	if ipv6 {
-		err = s.SetsockoptInt(unix.IPPROTO_IPV6, unix.IPV6_RECVERR, 1)
-	} else {
-		err = s.SetsockoptInt(unix.IPPROTO_IP, unix.IP_RECVERR, 1)
+		level, option = unix.IPPROTO_IPV6, unix.IPV6_RECVERR
 	}
-	if err != nil {
+	if err := s.SetsockoptInt(level, option, 1); err != nil {
 		s.Close()
 		return nil, err
 	}
@@ -277,12 +275,10 @@ func (s *socket) readDatagram() (answer, []byte, error) {
 }
 
 // readLine returns a line with its newline.
-func (c *client) readLine() ([]byte, error) {
+func (c *client) readLine() (line []byte, err error) {
 	rest, err := c.buffer.ReadBytes('\n')
-	line := append(c.line, rest...)
-	if c.line = line; err != nil {
-		return nil, err
+	if c.line = append(c.line, rest...); err == nil {
+		line, c.line = c.line, nil
 	}
-	c.line = nil
-	return line, nil
+	return line, err
 }

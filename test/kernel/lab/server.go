@@ -120,11 +120,7 @@ func (s *Server) stopped() bool {
 }
 
 func (s *Server) listen(p Protocol, addr netip.AddrPort) error {
-	var l *socket
-	err := s.machine.Do(func() (err error) {
-		l, err = openSocket(p, addr.Addr().Is6())
-		return err
-	})
+	l, err := in(s.machine.Namespace, func() (*socket, error) { return openSocket(p, addr.Addr().Is6()) })
 	if err != nil {
 		return err
 	}
