@@ -158,8 +158,8 @@ func (r *tableReader) setExternal(e nfnl.Element) {
 func (r *tableReader) elements(set *nfnl.Set, visit func(nfnl.Element)) {
 	check := func(e nfnl.Element) {
 		unused := len(e.Value) > 0 && set.DataType != r.addressSets[0].endpoints.DataType && firstNumber(e.Value) != 0
-		if unused || !set.KeyType.Filled(e.Key) || !set.DataType.Filled(e.Value) {
-			r.fault("%s has %x : %x, with bits that no rule uses", set.Name, e.Key, e.Value)
+		if unused || e.Acts || !set.KeyType.Filled(e.Key) || !set.DataType.Filled(e.Value) {
+			r.fault("%s has %x : %x, with bits or expressions that Slipstream does not write", set.Name, e.Key, e.Value)
 		}
 		visit(e)
 	}

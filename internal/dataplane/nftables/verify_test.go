@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/nftables/expr"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/dataplanetest"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
@@ -140,6 +141,21 @@ func testForeignElements(t *testing.T, r *schema, ranges string) {
 			}
 		}
 	}
+	var key []byte
+	if err := conn.Elements(r.table, r.clusterIPs.Name, func(e nfnl.Element) { key = slices.Clone(e.Key) }); err != nil {
+		t.Fatal(err)
+	}
+	var limited nfnl.Batch
+	limited.DeleteElement(r.table, r.clusterIPs, key)
+	limited.AddElementWith(r.table, r.clusterIPs, key, &expr.Limit{Rate: 1, Unit: expr.LimitTimeSecond})
+	if err := conn.Commit(0, &limited); err != nil {
+		t.Fatal(err)
+	}
+	if v, err := dataplane.Look(t.Context(), k, &s.Full().Change); err != nil || len(v.Differences) == 0 {
+		t.Errorf("error %v, nothing found of a limit of an element", err)
+	}
+	dataplanetest.Reconcile(t, k.Dataplane, s)
+	dataplanetest.Has(t, k.Dataplane, s)
 	if len(tried) < 12 {
 		t.Errorf("only tried %v", tried)
 	}

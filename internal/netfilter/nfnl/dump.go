@@ -142,6 +142,7 @@ type Element struct {
 	End     bool          // first key after an interval
 	Packets uint64        // of a counter
 	Expires time.Duration // from now; 0 without a timeout
+	Acts    bool          // it has an expression, such as a counter or a limit, which a look-up executes
 }
 
 // Elements calls visit with every element of a set or map. If the ruleset changed meanwhile,
@@ -184,6 +185,8 @@ func (c *Conn) Element(t Table, set string, key []byte) (e Element, has bool, er
 	return e, err == nil, err
 }
 
+const elemExpressions = 11 // NFTA_SET_ELEM_EXPRESSIONS: several of them (Linux 5.11)
+
 func parseElement(b []byte) (e Element) {
 	for typ, payload := range Attributes(b) {
 		switch typ {
@@ -194,7 +197,8 @@ func parseElement(b []byte) (e Element) {
 			if v := Attr(payload, unix.NFTA_DATA_VERDICT); v != nil {
 				e.Verdict, e.Chain = Verdict(be32(Attr(v, unix.NFTA_VERDICT_CODE))), cString(Attr(v, unix.NFTA_VERDICT_CHAIN))
 			}
-		case unix.NFTA_SET_ELEM_EXPR:
+		case unix.NFTA_SET_ELEM_EXPR, elemExpressions:
+			e.Acts = true
 			if cString(Attr(payload, unix.NFTA_EXPR_NAME)) == "counter" {
 				e.Packets = be64(Attr(Attr(payload, unix.NFTA_EXPR_DATA), nftaCounterPackets))
 			}
