@@ -122,8 +122,9 @@ func Used(pid int) (time.Duration, error) {
 		return 0, err
 	}
 	const tick = 10 * time.Millisecond // USER_HZ, on all kernels
+	const scheduled = 2                // CPUCLOCK_SCHED
 	var own unix.Timespec
-	err = unix.ClockGettime(processClock(pid), &own)
+	err = unix.ClockGettime(^int32(pid)<<3|scheduled, &own) // as clock_getcpuclockid(3) makes it
 	return time.Duration(own.Nano()) + time.Duration(s.CUTime+s.CSTime)*tick, err
 }
 
@@ -137,12 +138,6 @@ func UsedBy(all ...*lab.Program) (sum time.Duration, err error) {
 		sum += used
 	}
 	return sum, nil
-}
-
-// processClock is the clock of the processor time of a process (clock_getcpuclockid(3)).
-func processClock(pid int) int32 {
-	const scheduled = 2 // CPUCLOCK_SCHED
-	return ^int32(pid)<<3 | scheduled
 }
 
 // Memory is a process's memory.

@@ -153,10 +153,8 @@ func ratio(base, value float64) float64 {
 
 // Find is the series of a name; nil if there is none.
 func (r *Result) Find(name string) *Series {
-	for _, s := range r.Series {
-		if s.Name == name {
-			return s
-		}
+	if i := slices.IndexFunc(r.Series, func(s *Series) bool { return s.Name == name }); i >= 0 {
+		return r.Series[i]
 	}
 	return nil
 }

@@ -152,10 +152,8 @@ func (n *network) divert(ctx context.Context, links ...string) (undo func() erro
 		return nil, fmt.Errorf("flood: %w", err)
 	}
 	defer program.Close()
-	var l link.Link
-	err = node.Do(func() (err error) {
-		l, err = link.AttachTCX(link.TCXOptions{Interface: in.Attrs().Index, Program: program, Attach: ebpf.AttachTCXIngress, Anchor: link.Head()})
-		return err
+	l, err := lab.In(node.Namespace, func() (link.Link, error) {
+		return link.AttachTCX(link.TCXOptions{Interface: in.Attrs().Index, Program: program, Attach: ebpf.AttachTCXIngress, Anchor: link.Head()})
 	})
 	if err != nil {
 		return nil, fmt.Errorf("flood: this needs tcx (Linux 6.6): %w", err)
@@ -181,9 +179,8 @@ func (n *network) newBatch(port uint16) (b *batch, err error) {
 	for i := range b.messages {
 		b.messages[i].Buffers = [][]byte{make([]byte, datagramSize)}
 	}
-	err = n.client.Do(func() (err error) {
-		b.conn, err = net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(n.frontend(servicePort{port: port})))
-		return err
+	b.conn, err = lab.In(n.client.Namespace, func() (*net.UDPConn, error) {
+		return net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(n.frontend(servicePort{port: port})))
 	})
 	if err == nil {
 		b.packets = ipv4.NewPacketConn(b.conn)

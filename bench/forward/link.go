@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	"github.com/vishvananda/netlink"
@@ -49,10 +48,9 @@ func (n *network) useLink(_ context.Context, use bool) (err error) {
 	for pod, other := range map[*lab.Pod]*lab.Pod{n.client: n.server, n.server: n.client} {
 		link, failed := pod.Netlink().LinkByName(directLink)
 		if failed == nil {
-			to := other.Addr(false)
 			route := netlink.Route{
 				LinkIndex: link.Attrs().Index, Scope: netlink.SCOPE_LINK, Src: pod.Addr(false).AsSlice(),
-				Dst: &net.IPNet{IP: to.AsSlice(), Mask: net.CIDRMask(to.BitLen(), to.BitLen())},
+				Dst: netlink.NewIPNet(other.Addr(false).AsSlice()),
 			}
 			if use {
 				failed = pod.Netlink().RouteAdd(&route)

@@ -11,7 +11,6 @@ import (
 
 	"github.com/prometheus/procfs"
 	"github.com/slipstream-proxy/slipstream/bench/bench"
-	"golang.org/x/sys/unix"
 )
 
 // watchOthers begins to watch the processor time of other work on the machine. elsewhere ends that
@@ -99,11 +98,4 @@ func sumOthers(stats map[int]procfs.ProcStat, pid int) float64 {
 		}
 	}
 	return sum / ticks
-}
-
-// memory is the machine's, in bytes.
-func memory() uint64 {
-	var i unix.Sysinfo_t
-	_ = unix.Sysinfo(&i) // it cannot fail
-	return i.Totalram * uint64(i.Unit)
 }

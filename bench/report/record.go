@@ -18,6 +18,7 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/bench/bench"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
+	"golang.org/x/sys/unix"
 )
 
 // step is a benchmark in a full or a short run: a command that writes its result as JSON to the file that its last
@@ -128,7 +129,9 @@ func load(data string) (map[string]*record, error) {
 
 // run runs the step. Its output goes to a file beside the part's.
 func (s step) run(ctx context.Context, data, part string) *result {
-	r := &result{Name: s.name, Command: s.command, Began: time.Now().Truncate(time.Second), Machine: bench.ThisMachine(), Memory: memory()}
+	var i unix.Sysinfo_t
+	_ = unix.Sysinfo(&i) // it cannot fail
+	r := &result{Name: s.name, Command: s.command, Began: time.Now().Truncate(time.Second), Machine: bench.ThisMachine(), Memory: i.Totalram * uint64(i.Unit)}
 	// The benchmarks wait for calm themselves, too.
 	bench.Quiet(ctx)
 	r.LoadBefore = bench.LoadAverage()

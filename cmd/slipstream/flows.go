@@ -11,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/flows"
 	"github.com/spf13/cobra"
@@ -113,19 +112,14 @@ func flushFlows(ctx context.Context, o flushOptions) error {
 		if err != nil {
 			return err
 		}
-		if flush.Frontends = frontendsOf(services, o.service); len(flush.Frontends) == 0 {
+		for key, service := range services {
+			if service == o.service || strings.HasPrefix(service, o.service+":") {
+				flush.Frontends = append(flush.Frontends, key)
+			}
+		}
+		if len(flush.Frontends) == 0 {
 			return fmt.Errorf("--service: the fast path knows no Service %s", o.service)
 		}
 	}
 	return fastpath.FlushTable(ctx, 0, flush)
-}
-
-// frontendsOf returns the frontends of a Service, or of one of its ports.
-func frontendsOf(services flows.Services, name string) (all []desired.FrontendKey) {
-	for key, service := range services {
-		if service == name || strings.HasPrefix(service, name+":") {
-			all = append(all, key)
-		}
-	}
-	return all
 }

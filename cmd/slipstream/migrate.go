@@ -136,8 +136,14 @@ func compareKubeProxy(ctx context.Context, o *migrateOptions) (*migrate.Report, 
 	if err != nil {
 		return nil, err
 	}
-	if in.Addresses, err = ownAddresses(); err != nil {
+	interfaces, err := netif.Namespace(0).List()
+	if err != nil {
 		return nil, err
+	}
+	for _, i := range interfaces {
+		if i.Name != "kube-ipvs0" { // which has those of Services
+			in.Addresses = append(in.Addresses, i.Addresses...)
+		}
 	}
 	for _, p := range []desired.Protocol{desired.TCP, desired.UDP} {
 		bound, err := loopback.Listening(p)
@@ -386,15 +392,4 @@ func askKernel(ctx context.Context, c *config.Config) (k migrate.Kernel, err err
 		k.Err = errors.New(k.Missing[0].String())
 	}
 	return k, nil
-}
-
-// ownAddresses returns the addresses of the node's interfaces, without those of Services.
-func ownAddresses() (all []netip.Addr, err error) {
-	interfaces, err := netif.Namespace(0).List()
-	for _, i := range interfaces {
-		if i.Name != "kube-ipvs0" {
-			all = append(all, i.Addresses...)
-		}
-	}
-	return all, err
 }

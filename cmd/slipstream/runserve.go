@@ -280,7 +280,11 @@ func (s *app) openConntrack(ctx context.Context) error {
 }
 
 func (s *app) tuneNode(ctx context.Context) {
-	adjustOOMScore(s.log, s.config.KubeProxy.OOMScoreAdj)
+	if score := s.config.KubeProxy.OOMScoreAdj; score != nil { // lower values need CAP_SYS_RESOURCE
+		if err := os.WriteFile("/proc/self/oom_score_adj", []byte(strconv.Itoa(int(*score))), 0); err != nil {
+			s.log.V(2).Info("Could not set oom_score_adj", "score", *score, "reason", err.Error())
+		}
+	}
 	if err := s.config.Conntrack(sysctl.CPUs()).Apply(ctx); err != nil {
 		s.events.Warning(events.FailedToTuneConntrack, err.Error())
 	}
@@ -562,17 +566,6 @@ func localhostNodePorts(ctx context.Context, n desired.NodePortAddresses) error 
 		return nil
 	}
 	return iptables.RouteLocalnet(ctx)
-}
-
-// adjustOOMScore sets oom_score_adj of this process, unless score is nil. Lower values need
-// CAP_SYS_RESOURCE.
-func adjustOOMScore(log klog.Logger, score *int32) {
-	if score == nil {
-		return
-	}
-	if err := os.WriteFile("/proc/self/oom_score_adj", []byte(strconv.Itoa(int(*score))), 0); err != nil {
-		log.V(2).Info("Could not set oom_score_adj", "score", *score, "reason", err.Error())
-	}
 }
 
 // retryUntilSuccess calls do until it succeeds or ctx ends. It calls failed for each error

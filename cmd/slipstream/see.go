@@ -412,7 +412,9 @@ func (o *servicesOptions) ask(ctx context.Context, name string) ([]see.Service, 
 	if o.unserved {
 		all = slices.DeleteFunc(all, func(s see.Service) bool { return s.Fewest() > 0 })
 	}
-	order(all, o.sort)
+	slices.SortStableFunc(all, func(a, b see.Service) int {
+		return cmp.Compare(orders[o.sort](&b, b.Sum()), orders[o.sort](&a, a.Sum()))
+	})
 	return all, nil
 }
 
@@ -461,12 +463,6 @@ var orders = map[string]func(*see.Service, see.Traffic) float64{
 	"rejected":      func(_ *see.Service, t see.Traffic) float64 { return float64(ptr.Deref(t.Rejected, 0)) },
 	"rejected-rate": func(_ *see.Service, t see.Traffic) float64 { return ptr.Deref(t.RejectedRate, 0) },
 	"total-bytes":   func(_ *see.Service, t see.Traffic) float64 { return float64(t.Total.Bytes) },
-}
-
-func order(all []see.Service, by string) {
-	slices.SortStableFunc(all, func(a, b see.Service) int {
-		return cmp.Compare(orders[by](&b, b.Sum()), orders[by](&a, a.Sum()))
-	})
 }
 
 func printServices(out io.Writer, all []see.Service, wide bool) error {

@@ -98,10 +98,8 @@ func printTop(out io.Writer, all []busy) error {
 	for _, b := range all {
 		sum += b.Connections
 		rejected += ptr.Deref(b.RejectedRate, 0)
-		if b.Total.ConnectionRate != nil {
-			rate += *b.Total.ConnectionRate
-			byteRate += ptr.Deref(b.Total.ByteRate, 0)
-		}
+		rate += ptr.Deref(b.Total.ConnectionRate, 0)
+		byteRate += ptr.Deref(b.Total.ByteRate, 0)
 		if b.Total.Accounting {
 			bytes = ", " + flows.BinarySize(uint64(byteRate)) + " a second"
 		}

@@ -44,9 +44,8 @@ const (
 func (c *Config) unused() (notes []Note) {
 	k := &c.KubeProxy
 	for _, f := range []struct {
-		set  bool
-		path string
-		why  string
+		set       bool
+		path, why string
 	}{
 		{k.WindowsRunAsService, "windowsRunAsService", onWindows},
 		{k.Winkernel != kubeproxy.KubeProxyWinkernelConfiguration{}, "winkernel", onWindows},

@@ -40,3 +40,9 @@ func Inside(netns int, do func() error) error {
 	}()
 	return <-result
 }
+
+// In is Inside for a function with a result.
+func In[T any](netns int, do func() (T, error)) (result T, err error) {
+	err = Inside(netns, func() (err error) { result, err = do(); return err })
+	return result, err
+}

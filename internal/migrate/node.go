@@ -47,7 +47,10 @@ func (m *comparison) node() {
 			"If the node has firewall rules, accept connections to Services in INPUT.")
 		m.add(Differs, "listeners", "The addresses of Services become the node's own (kube-ipvs0). Ports that no Service has are refused there.", "")
 	}
-	m.firewall()
+	if m.from.FormerIPTables && !m.into.IPTables {
+		m.add(Action, "firewall-forward", "kube-proxy's chain KUBE-FORWARD, which accepts packets to Services, is removed. The mode "+m.to+" has no rules that accept packets.",
+			"If the chain FORWARD has the policy DROP, as with Docker, and the network plugin does not accept the packets of pods, accept them there.")
+	}
 	m.clusterIPs()
 	m.nodePorts()
 	if m.from.KernelLocalhost && m.onLoopback(true) && !m.into.KernelLocalhost {
@@ -148,14 +151,6 @@ func (m *comparison) leaveIPVS() {
 	m.add(Action, "firewall-input", "Packets to Services pass the chain FORWARD, with the endpoint's address and port. Before, they passed INPUT, with the Service's.",
 		"Move firewall rules for Services from INPUT to FORWARD, or to a chain before DNAT (the hook prerouting with a priority below -100).")
 	m.add(Differs, "listeners", "The addresses of Services leave the node with kube-ipvs0. A program that binds a socket to one of them fails when it starts again.", "")
-}
-
-// firewall compares the rules that accept packets.
-func (m *comparison) firewall() {
-	if m.from.FormerIPTables && !m.into.IPTables {
-		m.add(Action, "firewall-forward", "kube-proxy's chain KUBE-FORWARD, which accepts packets to Services, is removed. The mode "+m.to+" has no rules that accept packets.",
-			"If the chain FORWARD has the policy DROP, as with Docker, and the network plugin does not accept the packets of pods, accept them there.")
-	}
 }
 
 // clusterIPs compares what is not a port of a Service.

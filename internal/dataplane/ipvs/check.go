@@ -73,11 +73,7 @@ func (b *Dataplane) checkSample(ctx context.Context) error {
 // unless virtual servers are gone. It makes those again, as Reconcile may take seconds.
 func (b *Dataplane) checkServers(ctx context.Context) error {
 	start := time.Now()
-	var others int // virtual servers of other programs for IPv4
-	err := dataplane.Inside(b.config.NetNS, func() (err error) {
-		others, err = ipvs.Number()
-		return err
-	})
+	others, err := dataplane.In(b.config.NetNS, ipvs.Number) // below: virtual servers of other programs for IPv4
 	b.servers.each(func(f *desired.Frontend, _ *pool) {
 		if f.Addr().Is4() && !b.refused.has(keyOf(f.FrontendKey), netip.AddrPort{}) {
 			others--
@@ -94,10 +90,7 @@ func (b *Dataplane) checkServers(ctx context.Context) error {
 	}
 	var destinations map[ipvs.Key][]ipvs.Destination
 	if !fewer {
-		err = dataplane.Inside(b.config.NetNS, func() (err error) {
-			destinations, err = ipvs.Listing()
-			return err
-		})
+		destinations, err = dataplane.In(b.config.NetNS, ipvs.Listing)
 	}
 	again := plan{refused: b.refused}
 	b.servers.each(func(f *desired.Frontend, pool *pool) {

@@ -85,17 +85,13 @@ func (l *tcxLink) detach() (err error) {
 }
 
 // attachTCX attaches a program without pinning it.
-func (e *Engine) attachTCX(at place, p *ebpf.Program) (l link.Link, err error) {
+func (e *Engine) attachTCX(at place, p *ebpf.Program) (link.Link, error) {
 	// Programs of others at the ingress come first, if they do not ask for another order.
 	o := link.TCXOptions{Interface: at.index, Program: p, Attach: ebpf.AttachTCXIngress, Anchor: link.Tail()}
 	if at.egress {
 		o.Attach, o.Anchor = ebpf.AttachTCXEgress, link.Head()
 	}
-	err = dataplane.Inside(e.netns, func() (err error) {
-		l, err = link.AttachTCX(o)
-		return err
-	})
-	return l, err
+	return dataplane.In(e.netns, func() (link.Link, error) { return link.AttachTCX(o) })
 }
 
 func (e *Engine) attach(at place, p *ebpf.Program) (attachment, error) {

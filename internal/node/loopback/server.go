@@ -19,6 +19,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -194,7 +195,7 @@ func (s *Server) listen(p *port) error {
 		if err != nil {
 			return err
 		}
-		l := newUDPListener(s, p, conn.(*net.UDPConn))
+		l := &udpListener{server: s, port: p, conn: conn.(*net.UDPConn), flows: map[netip.AddrPort]*flow{}}
 		p.listener = l
 		s.running.Go(l.serve)
 		return nil

@@ -54,10 +54,6 @@ func (f *flow) idle(o *Options) time.Time {
 	return clock.Add(time.Duration(f.used.Load()) + timeout)
 }
 
-func newUDPListener(s *Server, p *port, conn *net.UDPConn) *udpListener {
-	return &udpListener{server: s, port: p, conn: conn, flows: map[netip.AddrPort]*flow{}}
-}
-
 // serve forwards datagrams of clients until the listener is closed.
 func (l *udpListener) serve() {
 	var errs logonce.Errors

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/feature"
@@ -66,7 +67,12 @@ func (v *virtualServers) remove(ctx context.Context) (out outcome) {
 		}
 		if len(busy) > 0 {
 			out.draining = true
-			return keepAddresses(link, busy)
+			return eachAddress(link, func(a *netlink.Addr) error {
+				if busy[plain(a.IP)] { // the kernel must accept its packets
+					return nil
+				}
+				return removeAddress(link, a)
+			})
 		}
 		if v.restore != nil {
 			if err := v.restore(); err != nil {
@@ -104,12 +110,13 @@ func (v *virtualServers) removeServers(ctx context.Context, out *outcome) error 
 	var udp []netip.AddrPort // of those that are removed
 	for _, key := range servers {
 		if v.drain {
-			active, err := established(ctx, conn, key)
+			destinations, err := conn.Destinations(ctx, key)
 			if err != nil {
 				return err
 			}
-			if active > 0 || !v.left[key] {
-				left[key] = active == 0
+			established := slices.ContainsFunc(destinations, func(d ipvs.Destination) bool { return d.Active > 0 })
+			if established || !v.left[key] {
+				left[key] = !established
 				continue
 			}
 		}
@@ -152,15 +159,6 @@ func (v *virtualServers) list(ctx context.Context, conn *ipvs.Conn) (servers []i
 		servers = append(servers, s.Key)
 	}
 	return servers, err
-}
-
-// established returns the number of established connections of a virtual server.
-func established(ctx context.Context, conn *ipvs.Conn, key ipvs.Key) (n uint32, err error) {
-	destinations, err := conn.Destinations(ctx, key)
-	for _, d := range destinations {
-		n += d.Active
-	}
-	return n, err
 }
 
 // forgetFlows deletes the conntrack entries of UDP flows to virtual servers, so that the next

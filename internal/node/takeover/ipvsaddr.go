@@ -107,17 +107,6 @@ func ownAddress(but netlink.Link, is4 bool) (net.IP, error) {
 	return nil, nil
 }
 
-// keepAddresses removes all addresses of the interface, except those of virtual servers
-// with connections, whose packets the kernel must accept.
-func keepAddresses(link netlink.Link, busy map[netip.Addr]bool) error {
-	return eachAddress(link, func(a *netlink.Addr) error {
-		if busy[plain(a.IP)] {
-			return nil
-		}
-		return removeAddress(link, a)
-	})
-}
-
 // eachAddress calls do for the addresses of the interface, except those that the kernel itself
 // has assigned.
 func eachAddress(link netlink.Link, do func(*netlink.Addr) error) error {

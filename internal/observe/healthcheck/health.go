@@ -128,7 +128,9 @@ func (s *Server) listen(services []*service) {
 		svc.leave(s.addresses)
 	}
 	for _, svc := range services {
-		err := svc.listen(s.addresses, s.options.Listen, s.serve)
+		err := svc.listen(s.addresses, s.options.Listen, func(ip netip.Addr, l net.Listener) {
+			s.running.Go(func() { s.ended(svc, ip, l, svc.http.Serve(l)) })
+		})
 		if other := listening[svc.port]; err != nil && other != nil && other != svc && len(other.listeners) > 0 {
 			err = fmt.Errorf("%w, by Service %s", err, other.name)
 		} else if len(svc.listeners) > 0 {
@@ -160,11 +162,6 @@ func (s *Server) note(svc *service, err error) {
 			}
 		})
 	}
-}
-
-// serve answers on a listener in a goroutine until the listener is closed.
-func (s *Server) serve(svc *service, ip netip.Addr, l net.Listener) {
-	s.running.Go(func() { s.ended(svc, ip, l, svc.http.Serve(l)) })
 }
 
 func (s *Server) ended(svc *service, ip netip.Addr, l net.Listener, err error) {

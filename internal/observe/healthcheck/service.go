@@ -80,7 +80,7 @@ func (svc *service) leave(addresses []netip.Addr) {
 }
 
 // listen opens the listeners that are missing. If one fails, the others are still opened.
-func (svc *service) listen(addresses []netip.Addr, open func(network, address string) (net.Listener, error), serve func(*service, netip.Addr, net.Listener)) error {
+func (svc *service) listen(addresses []netip.Addr, open func(network, address string) (net.Listener, error), serve func(netip.Addr, net.Listener)) error {
 	var failed []string
 	for _, ip := range addresses {
 		if svc.listeners[ip] != nil || !svc.wants(ip, addresses) {
@@ -97,7 +97,7 @@ func (svc *service) listen(addresses []netip.Addr, open func(network, address st
 		}
 		svc.listeners[ip] = l
 		svc.log.V(2).Info("Answering health checks", "service", svc.name, "address", l.Addr())
-		serve(svc, ip, l)
+		serve(ip, l)
 	}
 	if len(failed) > 0 {
 		return svc.cannotListen(failed...)

@@ -52,14 +52,7 @@ const (
 // reads the numbers of rejected packets by desired.Family and protocol.
 func (m *Metrics) OnLocalhostNodePorts(rejected func() ([2]map[desired.Protocol]uint64, error)) {
 	m.registry.MustRegister(m.kubeProxy.inSome["kubeproxy_"+relays], m.kubeProxy.inSome["kubeproxy_"+relaysNotMade])
-	var k kernelCounters
-	m.registry.MustRegister(onScrape(func(s scrape) error {
-		k.mu.Lock()
-		defer k.mu.Unlock()
-		n, err := rejected()
-		if err != nil {
-			return err
-		}
+	serve(m, rejected, func(s scrape, k *kernelCounters, n [2]map[desired.Protocol]uint64) {
 		for f := range n {
 			for _, p := range desired.Protocols {
 				protocol, family := p.String(), desired.Family(f).String()
@@ -67,8 +60,7 @@ func (m *Metrics) OnLocalhostNodePorts(rejected func() ([2]map[desired.Protocol]
 					k.total(protocol+family, n[f][p]), "protocol", protocol, labelFamily, family)
 			}
 		}
-		return nil
-	}))
+	})
 }
 
 // LoopbackListeners records the numbers of listeners for NodePorts on loopback addresses.

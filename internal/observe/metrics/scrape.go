@@ -23,6 +23,20 @@ func (read onScrape) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
+// serve has each scrape show what is read then.
+func serve[T any](m *Metrics, read func() (T, error), show func(scrape, *kernelCounters, T)) {
+	var k kernelCounters
+	m.registry.MustRegister(onScrape(func(s scrape) error {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		v, err := read()
+		if err == nil {
+			show(s, &k, v)
+		}
+		return err
+	}))
+}
+
 // scrape takes values of metrics, with the names and the values of labels in turn.
 type scrape struct{ ch chan<- prometheus.Metric }
 
@@ -55,11 +69,7 @@ type FastPath struct {
 
 // OnFastPath serves the metrics of the fast path.
 func (m *Metrics) OnFastPath(read func() (FastPath, error)) {
-	m.registry.MustRegister(onScrape(func(s scrape) error {
-		f, err := read()
-		if err != nil {
-			return err
-		}
+	serve(m, read, func(s scrape, _ *kernelCounters, f FastPath) {
 		const prefix = "slipstream_fastpath_"
 		s.gauge(prefix+"supported", "Whether the kernel supports the fast path: 1 or 0.", oneIf(f.Supported))
 		s.counter(prefix+"offloads_total", "Connections offloaded to the fast path since its table was created.", float64(f.Offloaded))
@@ -68,8 +78,7 @@ func (m *Metrics) OnFastPath(read func() (FastPath, error)) {
 		s.gauge(prefix+"hardware", "Whether connections are offloaded to network hardware: 1 or 0.", oneIf(f.Hardware))
 		s.counter(prefix+"flushes_total", "Flushes of all connections to the slow path.", float64(f.Flushes))
 		s.counter(prefix+"errors_total", "Failures to program the fast path.", float64(f.Errors))
-		return nil
-	}))
+	})
 }
 
 // OnSockets serves the metrics of socketLoadBalancing: whether its programs are attached, and how many connections and
@@ -148,14 +157,7 @@ type Affinity struct {
 
 // OnNFTables serves the kernel's counters of nftables mode.
 func (m *Metrics) OnNFTables(read func() (NFTables, error)) {
-	var k kernelCounters
-	m.registry.MustRegister(onScrape(func(s scrape) error {
-		k.mu.Lock()
-		defer k.mu.Unlock()
-		n, err := read()
-		if err != nil {
-			return err
-		}
+	serve(m, read, func(s scrape, k *kernelCounters, n NFTables) {
 		k.sendRejected(s, n.Rejected)
 		for f, a := range n.Affinity {
 			const prefix = "slipstream_session_affinity_"
@@ -169,8 +171,7 @@ func (m *Metrics) OnNFTables(read func() (NFTables, error)) {
 			s.gauge(prefix+"full_services", "Services that have at least nine tenths of the clients with session affinity that they may have.",
 				float64(a.FullServices), labelFamily, family)
 		}
-		return nil
-	}))
+	})
 }
 
 // IPTables holds the numbers of rules and the kernel's counters of iptables mode, by

@@ -67,9 +67,15 @@ func (c *Count) merge(o Count) {
 	c.Connections += o.Connections
 	c.Offloaded += o.Offloaded
 	c.Unanswered += o.Unanswered
-	if o.Bytes != nil {
-		c.Bytes = ptr.To(ptr.Deref(c.Bytes, 0) + *o.Bytes)
+	c.Bytes = sum(c.Bytes, o.Bytes)
+}
+
+// sum adds numbers that are nil if they are unknown.
+func sum[T uint64 | float64](a, b *T) *T {
+	if b == nil {
+		return a
 	}
+	return new(ptr.Deref(a, 0) + *b)
 }
 
 // Query selects Services.
@@ -334,12 +340,7 @@ func (s *Service) Sum() Traffic {
 		if t.Total != nil {
 			all.Total.merge(t.Total)
 		}
-		if t.Rejected != nil {
-			all.Rejected = ptr.To(ptr.Deref(all.Rejected, 0) + *t.Rejected)
-		}
-		if t.RejectedRate != nil {
-			all.RejectedRate = ptr.To(ptr.Deref(all.RejectedRate, 0) + *t.RejectedRate)
-		}
+		all.Rejected, all.RejectedRate = sum(all.Rejected, t.Rejected), sum(all.RejectedRate, t.RejectedRate)
 	}
 	return all
 }

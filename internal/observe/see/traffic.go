@@ -15,7 +15,6 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/flows"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ctnetlink"
 	"golang.org/x/sys/unix"
-	"k8s.io/utils/ptr"
 )
 
 // Total counts the connections to a Service port, those on the fast path included, since the
@@ -78,12 +77,7 @@ func (c *Counted) add(t *tally) {
 func (c *Counted) merge(o *Counted) {
 	c.Total.add(o.Total)
 	c.Since, c.Accounting, c.Lost = o.Since, o.Accounting, o.Lost
-	if o.ConnectionRate != nil {
-		c.ConnectionRate = ptr.To(ptr.Deref(c.ConnectionRate, 0) + *o.ConnectionRate)
-	}
-	if o.ByteRate != nil {
-		c.ByteRate = ptr.To(ptr.Deref(c.ByteRate, 0) + *o.ByteRate)
-	}
+	c.ConnectionRate, c.ByteRate = sum(c.ConnectionRate, o.ConnectionRate), sum(c.ByteRate, o.ByteRate)
 }
 
 const (

@@ -158,7 +158,7 @@ func (m *Machine) clientSocket(p Protocol, dest netip.AddrPort) (*socket, error)
 		return nil, errors.New("destination is not valid")
 	}
 	ipv6 := dest.Addr().Is6()
-	s, err := in(m.Namespace, func() (*socket, error) { return openSocket(p, ipv6) })
+	s, err := In(m.Namespace, func() (*socket, error) { return openSocket(p, ipv6) })
 	if err != nil || p == TCP {
 		return s, err
 	}

@@ -124,25 +124,25 @@ func (n *Namespace) SetSysctl(key, value string) error {
 	return n.Do(func() error { return writeSysctl(key, value) })
 }
 
-// in is Do for a function with a result.
-func in[T any](n *Namespace, fn func() (T, error)) (result T, err error) {
+// In is Namespace.Do for a function with a result.
+func In[T any](n *Namespace, fn func() (T, error)) (result T, err error) {
 	err = n.Do(func() (err error) { result, err = fn(); return err })
 	return result, err
 }
 
 // Sysctl reads a value below /proc/sys/net of the namespace.
 func (n *Namespace) Sysctl(key string) (string, error) {
-	return in(n, func() (string, error) { return readSysctl(key) })
+	return In(n, func() (string, error) { return readSysctl(key) })
 }
 
 // DialContext is net.Dialer.DialContext in the namespace, to an address given as numbers.
 func (n *Namespace) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
-	return in(n, func() (net.Conn, error) { return new(net.Dialer).DialContext(ctx, network, address) })
+	return In(n, func() (net.Conn, error) { return new(net.Dialer).DialContext(ctx, network, address) })
 }
 
 // Listen is net.Listen in the namespace.
 func (n *Namespace) Listen(network, address string) (net.Listener, error) {
-	return in(n, func() (net.Listener, error) { return net.Listen(network, address) })
+	return In(n, func() (net.Listener, error) { return net.Listen(network, address) })
 }
 
 // HTTPClient returns a client that makes a new connection from the namespace for each

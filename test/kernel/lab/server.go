@@ -120,7 +120,7 @@ func (s *Server) stopped() bool {
 }
 
 func (s *Server) listen(p Protocol, addr netip.AddrPort) error {
-	l, err := in(s.machine.Namespace, func() (*socket, error) { return openSocket(p, addr.Addr().Is6()) })
+	l, err := In(s.machine.Namespace, func() (*socket, error) { return openSocket(p, addr.Addr().Is6()) })
 	if err != nil {
 		return err
 	}
