@@ -79,7 +79,7 @@ soak: deps ## Record a history of changes, kills and damage and judge it, HOURS=
 	$(GO) run ./test/kernel/runner $(if $(API),-kernel host) -strict=false -v -timeout 96h -run '$(or $(RUN),^TestHistory$$)' ./cmd/slipstream -- -history $$(( $(or $(HOURS),8) * 15 ))m $(if $(API),-history-tools $$(dirname $$(ls -t $${XDG_CACHE_HOME:-$$HOME/.cache}/slipstream/oracle/*/etcd | head -n 1))) $(if $(SEED),-history-seed $(SEED))
 
 sim: ## Simulate failures of the kernel and the API server, FOR=1m RUNS=100000; or one run, SEED=17
-	$(GO) test ./test/sim -count 1 -v -timeout 24h -run '^TestSimulation$$' -args -sim-parts $(shell nproc) -sim-silences $(if $(SEED),-sim-seed $(SEED) -sim-runs $(or $(RUNS),1),-sim-runs $(or $(RUNS),1000000000)) -sim-for $(or $(FOR),1m)
+	$(GO) test ./test/sim -count 1 -v -timeout 24h -run '^TestSimulation$$' -args -sim-parts $(shell nproc) $(if $(SEED),-sim-seed $(SEED) -sim-runs $(or $(RUNS),1),-sim-runs $(or $(RUNS),1000000000)) -sim-for $(or $(FOR),1m)
 
 mutation: ## Run a package's tests on mutants of it, OF=internal/desired MUTANTS=50 SEED=17 TESTS=regexp (root for dataplanes)
 	$(GO) test ./test/mutation -tags mutation -count 1 -v -timeout 24h -args -of $(or $(OF),internal/desired) -mutants $(or $(MUTANTS),50) $(if $(SEED),-mutation-seed $(SEED)) $(if $(TESTS),-tests '$(TESTS)')

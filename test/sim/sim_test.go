@@ -28,13 +28,12 @@ import (
 )
 
 var (
-	seed     = flag.Uint64("sim-seed", 0, "the first seed; 0 for a random one")
-	runs     = flag.Int("sim-runs", 1000, "how many runs TestSimulation makes at most; what happens in one alone is printed")
-	long     = flag.Duration("sim-for", 2*time.Minute, "for how long TestSimulation begins new runs")
-	silences = flag.Bool("sim-silences", false, "endpoints fall silent; one of some 900 runs failed then, for a cause that is not known")
-	repeats  = flag.Int("sim-repeats", 3, "how many plans TestRepeats runs twice")
-	part     = flag.Int("sim-part", -1, "which part of the seeds this process runs, of -sim-parts; TestSimulation starts such processes")
-	parts    = flag.Int("sim-parts", 1, "how many processes run seeds; other tests run beside those of CI")
+	seed    = flag.Uint64("sim-seed", 0, "the first seed; 0 for a random one")
+	runs    = flag.Int("sim-runs", 1000, "how many runs TestSimulation makes at most; what happens in one alone is printed")
+	long    = flag.Duration("sim-for", 2*time.Minute, "for how long TestSimulation begins new runs")
+	repeats = flag.Int("sim-repeats", 3, "how many plans TestRepeats runs twice")
+	part    = flag.Int("sim-part", -1, "which part of the seeds this process runs, of -sim-parts; TestSimulation starts such processes")
+	parts   = flag.Int("sim-parts", 1, "how many processes run seeds; other tests run beside those of CI")
 )
 
 // plan is what happens in a run. It determines everything except the order of goroutines.
@@ -142,7 +141,7 @@ func TestSimulation(t *testing.T) {
 	var running errgroup.Group
 	for i := range parts {
 		cmd := exec.Command(os.Args[0], "-test.run=^TestSimulation$", "-test.v", fmt.Sprint("-sim-seed=", first), fmt.Sprint("-sim-part=", i),
-			fmt.Sprint("-sim-parts=", parts), fmt.Sprint("-sim-runs=", *runs), fmt.Sprint("-sim-for=", *long), fmt.Sprint("-sim-silences=", *silences))
+			fmt.Sprint("-sim-parts=", parts), fmt.Sprint("-sim-runs=", *runs), fmt.Sprint("-sim-for=", *long))
 		running.Go(func() (err error) {
 			outputs[i], err = cmd.CombinedOutput()
 			return err

@@ -495,9 +495,6 @@ func (w *world) step(s step) {
 		}
 		w.mu.Unlock()
 	case silence:
-		if !*silences {
-			break
-		}
 		w.settle(false)
 		time.Sleep(learns)
 		w.mu.Lock()
