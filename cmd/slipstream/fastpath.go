@@ -209,7 +209,7 @@ func runAgent(ctx context.Context, o agentOptions, fs *pflag.FlagSet) (err error
 // on the fast path. It returns the function to call when a NetworkPolicy has changed.
 func watchForFastPath(objects source.Source, fast *fastpath.Controller) func(context.Context) error {
 	if s, isAPI := objects.(*api.Source); isAPI && !fast.Off() {
-		s.ForFastPath()
+		s.Options.FastPath = true
 	}
 	return fast.PolicyChanged
 }

@@ -340,12 +340,12 @@ func (s *app) run(ctx context.Context) error {
 		options.PolicyChanged = watchForFastPath(s.objects, s.fast)
 	}
 	if a, isAPI := s.objects.(*api.Source); isAPI && s.desired.Annotated != nil {
-		a.ForNamespaces()
+		a.Options.Namespaces = true
 	}
 	if s.sockets != nil {
 		options.Sockets = s.sockets
 		if a, isAPI := s.objects.(*api.Source); isAPI && s.desired.DirectPod != nil {
-			a.ForSockets()
+			a.Options.Pods = true
 		}
 	}
 	if options.VerifyPeriod > 0 {

@@ -74,14 +74,12 @@ func Decode(data []byte) (*Config, []Note, error) {
 // oneLine returns an error's text in one line. Errors about YAML have several lines.
 func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
 
-var strict = newSerializer()
-
-func newSerializer() runtime.Decoder {
+var strict = func() runtime.Decoder {
 	scheme := runtime.NewScheme()
 	utilruntime.Must(kubeproxy.AddToScheme(scheme))
 	scheme.AddKnownTypes(GroupVersion, &SlipstreamConfiguration{})
 	return json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme, scheme, json.SerializerOptions{Yaml: true, Strict: true})
-}
+}()
 
 func (c *Config) decode(text []byte) (kind string, notes []Note, err error) {
 	var meta metav1.TypeMeta

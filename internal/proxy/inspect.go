@@ -47,14 +47,6 @@ type Verification struct {
 // remembered is the number of Programmings that Inspect shows at least, if there were so many.
 const remembered = 1000
 
-// remember records a successful call.
-func (p *Proxy) remember(c Programming) {
-	if len(p.programmed) >= 2*remembered {
-		p.programmed = append([]Programming(nil), p.programmed[remembered:]...)
-	}
-	p.programmed = append(p.programmed, c)
-}
-
 // Inspect calls look in the loop, between two events: it delays changes for as long as look runs.
 // It is safe for concurrent use. It returns ctx's error if the loop does not get to it in time.
 func (p *Proxy) Inspect(ctx context.Context, look func(*Inspection)) error {

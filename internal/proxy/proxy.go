@@ -527,7 +527,10 @@ func (p *Proxy) apply(ctx context.Context, c *desired.Change) error {
 	p.shrink(c, start)
 	p.metrics.ReaderWait.Add(p.pace.committed(*p.lateness.since.Load(), time.Now()).Seconds())
 	p.metrics.Programmed(p.full, about, took)
-	p.remember(Programming{At: start, Kind: kind, Took: took, Frontends: len(c.Frontends), Pools: len(c.Pools), Elements: stats.Elements})
+	if len(p.programmed) >= 2*remembered {
+		p.programmed = append([]Programming(nil), p.programmed[remembered:]...)
+	}
+	p.programmed = append(p.programmed, Programming{At: start, Kind: kind, Took: took, Frontends: len(c.Frontends), Pools: len(c.Pools), Elements: stats.Elements})
 	p.metrics.Elements.Add(float64(stats.Elements))
 	level := 2
 	if p.full {

@@ -67,11 +67,6 @@ type updates struct {
 	deleted   []update[uint32, programPool]
 }
 
-// leavesAlone reports whether the program does not have an algorithm: Maglev hashes the address of
-// the client, which has none yet, and LeastConnections counts connections in conntrack, which
-// has none to Services then.
-func leavesAlone(a desired.Algorithm) bool { return a.Hashes() || a == desired.LeastConnections }
-
 // apply updates the record, and returns how the maps differ.
 func (c *content) apply(change *desired.Change) (u updates) {
 	for i := range change.Pools {
@@ -133,7 +128,9 @@ func (c *content) applyPool(u *updates, change desired.PoolChange) {
 	if change.Sticky { // its frontends are left to the dataplane
 		return
 	}
-	left := leavesAlone(change.Algorithm)
+	// The program does not have these algorithms: Maglev hashes the address of the client, which has none yet, and
+	// LeastConnections counts connections in conntrack, which has none to Services then.
+	left := change.Algorithm.Hashes() || change.Algorithm == desired.LeastConnections
 	if left {
 		change.Balance = desired.Balance{}
 	}

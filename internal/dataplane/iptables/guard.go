@@ -178,7 +178,12 @@ func (t *tally) differs(known registry) string {
 // chains, which are read if the sum is too high.
 func (t *tally) count(v iptchains.View, known registry) error {
 	t.rules, t.jumps = map[string]int{}, map[string]int{}
-	references := known.references()
+	references := make(map[chainHash]int, len(known)) // how many of our rules lead to each chain
+	for _, record := range known {
+		for _, to := range record.to {
+			references[to]++
+		}
+	}
 	chains, err := v.Chains()
 	if err != nil {
 		return err

@@ -59,8 +59,10 @@ func (b *Dataplane) takeAll(full *desired.Change) []*step {
 
 // restore programs all of one family.
 func (b *Dataplane) restore(ctx context.Context, s *step, full *desired.Change, stats *dataplane.Stats) error {
-	if err := createSets(b.sets, s.table.family); err != nil {
-		return err
+	for k := range setKinds {
+		if err := b.sets.Create(setName(s.table.family, k), setTypes[k].typ, s.table.family == desired.IPv6); err != nil {
+			return err
+		}
 	}
 	there, err := b.compare(ctx, s, full)
 	if err != nil {

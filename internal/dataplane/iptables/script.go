@@ -184,14 +184,3 @@ func (r registry) rules() (n int) {
 // entries is how many entries the chain has in x_tables: one more at its beginning and one
 // at its end.
 func (r *chainRecord) entries() int { return int(r.rules) + 2 }
-
-// references is how many of our rules lead to each chain.
-func (r registry) references() map[chainHash]int {
-	all := make(map[chainHash]int, len(r))
-	for _, record := range r {
-		for _, to := range record.to {
-			all[to]++
-		}
-	}
-	return all
-}

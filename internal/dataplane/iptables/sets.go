@@ -79,16 +79,6 @@ func keyOf(m member) desired.FrontendKey {
 	return desired.FrontendKey{AddrPort: m.AddrPort, Protocol: desired.Protocol(m.Protocol)}
 }
 
-// createSets creates the sets of a family that do not exist.
-func createSets(c *ipset.Conn, f desired.Family) error {
-	for k := range setKinds {
-		if err := c.Create(setName(f, k), setTypes[k].typ, f == desired.IPv6); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // readSets lists the members of all sets of a family. A set that does not exist has none.
 func readSets(c *ipset.Conn, f desired.Family) (all [setKinds]map[member]bool, err error) {
 	for k := range setKinds {

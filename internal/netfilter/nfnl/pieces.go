@@ -23,7 +23,11 @@ func (c *Conn) CommitPieces(ctx context.Context, b *Batch, write func()) error {
 	last <- nil
 	b.spill = func() {
 		err := <-last
-		b.moveTo(&piece)
+		piece.Reset() // it has been committed
+		b.buf, piece.buf = piece.buf, b.buf
+		b.messages, piece.messages = piece.messages, b.messages
+		b.err, piece.err = nil, b.err
+		b.spilled += len(piece.buf)
 		go func() {
 			if err == nil {
 				err = ctx.Err()
@@ -39,13 +43,4 @@ func (c *Conn) CommitPieces(ctx context.Context, b *Batch, write func()) error {
 	b.spill()
 	b.spill = nil
 	return <-last
-}
-
-// moveTo moves the messages to a piece, which has been committed.
-func (b *Batch) moveTo(piece *Batch) {
-	piece.Reset()
-	b.buf, piece.buf = piece.buf, b.buf
-	b.messages, piece.messages = piece.messages, b.messages
-	b.err, piece.err = nil, b.err
-	b.spilled += len(piece.buf)
 }

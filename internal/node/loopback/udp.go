@@ -109,7 +109,12 @@ func (l *udpListener) flow(client netip.AddrPort) *flow {
 	s.running.Go(func() {
 		defer s.flows.Add(-1)
 		l.answer(f)
-		l.end(f)
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		f.conn.Close()
+		if l.flows[f.client] == f { // the client's next datagram starts another
+			delete(l.flows, f.client)
+		}
 	})
 	return f
 }
@@ -131,16 +136,6 @@ func (l *udpListener) answer(f *flow) {
 		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) && !errors.Is(err, unix.ECONNREFUSED) {
 			return
 		}
-	}
-}
-
-// end closes a flow. The client's next datagram starts another.
-func (l *udpListener) end(f *flow) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	f.conn.Close()
-	if l.flows[f.client] == f {
-		delete(l.flows, f.client)
 	}
 }
 

@@ -144,7 +144,14 @@ func (o *Options) steps(drain bool) (all []step) {
 		all = append(all, func(context.Context) outcome { return removeTable(table) })
 	}
 	for _, table := range iptchains.Tables() {
-		all = append(all, func(ctx context.Context) outcome { return removeChains(ctx, table) })
+		all = append(all, func(ctx context.Context) (out outcome) {
+			removed, err := table.Remove(ctx, kubeProxy)
+			out.stays, out.failed = removed.Kept, err
+			if removed.Chains > 0 {
+				out.removed = []string{fmt.Sprintf("%d chains of %s", removed.Chains, table)}
+			}
+			return out
+		})
 	}
 	if o.KeepVirtualServers {
 		return append(all, func(ctx context.Context) outcome {
@@ -172,16 +179,6 @@ func removeTable(table nfnl.Table) (out outcome) {
 		out.removed = []string{name}
 	case !errors.Is(err, unix.ENOENT) && !nfnl.IsUnsupported(err):
 		out.failed = fmt.Errorf("removing kube-proxy's %s: %w", name, err)
-	}
-	return out
-}
-
-// removeChains removes kube-proxy's chains from a table of iptables.
-func removeChains(ctx context.Context, table iptchains.Table) (out outcome) {
-	removed, err := table.Remove(ctx, kubeProxy)
-	out.stays, out.failed = removed.Kept, err
-	if removed.Chains > 0 {
-		out.removed = []string{fmt.Sprintf("%d chains of %s", removed.Chains, table)}
 	}
 	return out
 }

@@ -56,12 +56,6 @@ const (
 	FrontendContested               = "FrontendContested"               // on a Service: another Service has one of its frontends
 )
 
-// sameOnAllNodes reports whether all nodes record the same Events with a reason, of which the
-// API server keeps one.
-func sameOnAllNodes(reason string) bool {
-	return reason == InvalidService || reason == FrontendContested || reason == EndpointUnanswered
-}
-
 // actionOf returns the action of an Event: the proxy's activity that led to it.
 func actionOf(reason string) string {
 	switch reason {

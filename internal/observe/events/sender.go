@@ -119,9 +119,9 @@ func (s *sender) hasRoom(about corev1.ObjectReference) bool {
 }
 
 func (s *sender) event(key seriesKey, note string, now time.Time) *eventsv1.Event {
-	// With one name for all nodes, the API server accepts the Event of one of them.
 	unique := uint64(now.UnixNano())
-	if sameOnAllNodes(key.reason) {
+	// All nodes record these. With one name, the API server accepts the Event of one of them.
+	if key.reason == InvalidService || key.reason == FrontendContested || key.reason == EndpointUnanswered {
 		hash := fnv.New64a()
 		fmt.Fprintf(hash, "%s %s", key.reason, note)
 		unique = hash.Sum64()

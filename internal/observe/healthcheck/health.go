@@ -94,7 +94,10 @@ func (s *Server) Set(checks []desired.HealthCheck) {
 			svc = newService(c.Service, c.Port, s.options.Healthy, s.log)
 			s.services[c.Service] = svc
 		}
-		svc.set(c)
+		svc.serves, svc.created = c.Serves, c.Created
+		for f, n := range c.LocalEndpoints {
+			svc.local[f].Store(int64(n))
+		}
 		changed = append(changed, svc)
 	}
 	s.listen(changed)

@@ -58,13 +58,6 @@ func newService(name types.NamespacedName, port uint16, healthy func() bool, log
 	return svc
 }
 
-func (svc *service) set(c desired.HealthCheck) {
-	svc.serves, svc.created = c.Serves, c.Created
-	for f, n := range c.LocalEndpoints {
-		svc.local[f].Store(int64(n))
-	}
-}
-
 // wants reports whether to listen on one of the addresses.
 func (svc *service) wants(ip netip.Addr, addresses []netip.Addr) bool {
 	return svc.serves[desired.FamilyOf(ip)] && slices.Contains(addresses, ip)

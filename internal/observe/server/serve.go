@@ -45,7 +45,12 @@ func (s *Server) serve(ctx context.Context, e *endpoint) error {
 			return nil
 		}
 		err = fmt.Errorf("%s address %s: %w", e.name, e.address, err)
-		s.report(klog.FromContext(ctx), e, err)
+		if err.Error() == e.reported {
+			klog.FromContext(ctx).V(2).Info("Still cannot serve", "endpoint", e.name, "reason", e.reported)
+		} else {
+			e.reported = err.Error()
+			s.options.Events.Warning(e.reason, e.reported)
+		}
 		if s.options.HardFail {
 			return err
 		}
@@ -55,16 +60,6 @@ func (s *Server) serve(ctx context.Context, e *endpoint) error {
 		case <-time.After(s.retry):
 		}
 	}
-}
-
-// report records an Event about a failure, unless it is the same as the one before.
-func (s *Server) report(log klog.Logger, e *endpoint, err error) {
-	if err.Error() == e.reported {
-		log.V(2).Info("Still cannot serve", "endpoint", e.name, "reason", err.Error())
-		return
-	}
-	e.reported = err.Error()
-	s.options.Events.Warning(e.reason, err.Error())
 }
 
 // once listens and serves until ctx ends or it fails.

@@ -37,8 +37,8 @@ type Options struct {
 
 // Source watches an API server. It implements source.Source.
 type Source struct {
+	Options Options // may be changed before Run
 	client  *Client
-	options Options
 
 	heard   atomic.Int64                   // source.Contact.Heard in Unix nanoseconds
 	failing atomic.Pointer[source.Contact] // without Heard; nil while requests succeed
@@ -48,17 +48,8 @@ var _ source.Source = (*Source)(nil)
 
 // New returns a source that watches the API server of a client.
 func New(client *Client, o Options) *Source {
-	return &Source{client: client, options: o}
+	return &Source{client: client, Options: o}
 }
-
-// ForFastPath sets Options.FastPath, before Run.
-func (s *Source) ForFastPath() { s.options.FastPath = true }
-
-// ForNamespaces sets Options.Namespaces, before Run.
-func (s *Source) ForNamespaces() { s.options.Namespaces = true }
-
-// ForSockets sets Options.Pods, before Run.
-func (s *Source) ForSockets() { s.options.Pods = true }
 
 // Contact returns the state of the connection. It is safe for concurrent use.
 func (s *Source) Contact() (c source.Contact) {
@@ -74,7 +65,7 @@ func (s *Source) Contact() (c source.Contact) {
 // Run implements source.Source. It returns an error only when it cannot start, not when
 // the API server cannot be reached. Logs go to the logger of ctx.
 func (s *Source) Run(ctx context.Context, sink func([]source.Event)) error {
-	if s.options.NodeName == "" {
+	if s.Options.NodeName == "" {
 		return errors.New("watching the API server needs the name of this node")
 	}
 	ctx, cancel := context.WithCancel(ctx)
@@ -86,14 +77,14 @@ func (s *Source) Run(ctx context.Context, sink func([]source.Event)) error {
 	r := &run{
 		source:   s,
 		queue:    q,
-		options:  s.options,
+		options:  s.Options,
 		log:      klog.FromContext(ctx),
 		server:   s.client.config.Host,
 		missing:  map[string]bool{},
 		failing:  map[string]bool{},
 		reported: map[string]time.Time{},
 	}
-	kinds := s.options.kinds()
+	kinds := s.Options.kinds()
 	for _, k := range kinds {
 		r.missing[k.name] = true
 	}

@@ -132,7 +132,11 @@ func In[T any](n *Namespace, fn func() (T, error)) (result T, err error) {
 
 // Sysctl reads a value below /proc/sys/net of the namespace.
 func (n *Namespace) Sysctl(key string) (string, error) {
-	return In(n, func() (string, error) { return readSysctl(key) })
+	b, err := In(n, func() ([]byte, error) { return os.ReadFile(sysctls + key) })
+	if err != nil {
+		return "", fmt.Errorf("sysctl net/%s: %w", key, err)
+	}
+	return strings.TrimSpace(string(b)), nil
 }
 
 // DialContext is net.Dialer.DialContext in the namespace, to an address given as numbers.
@@ -361,12 +365,4 @@ func writeSysctl(key, value string) error {
 		return fmt.Errorf("sysctl net/%s: %w", key, err)
 	}
 	return nil
-}
-
-func readSysctl(key string) (string, error) {
-	b, err := os.ReadFile(sysctls + key)
-	if err != nil {
-		return "", fmt.Errorf("sysctl net/%s: %w", key, err)
-	}
-	return strings.TrimSpace(string(b)), nil
 }

@@ -63,12 +63,6 @@ func packageOf(name string) string {
 // Log is called with one line about what takes long. It may be nil.
 type Log func(format string, args ...any)
 
-func (l Log) printf(format string, args ...any) {
-	if l != nil {
-		l(format, args...)
-	}
-}
-
 // Binary returns the path of one of the release's programs. It is built, which takes
 // minutes, unless it is in the folder slipstream/oracle of the user's cache directory, where
 // each content of the release's module has a folder. Several processes may build at the same
@@ -112,7 +106,9 @@ func (r Release) Binary(ctx context.Context, name string, log Log) (string, erro
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", err
 	}
-	log.printf("building %s of %s %s, once, into %s: this takes minutes", name, of, version, dir)
+	if log != nil {
+		log("building %s of %s %s, once, into %s: this takes minutes", name, of, version, dir)
+	}
 	part := fmt.Sprintf("%s.%d.part", path, os.Getpid()) // renamed when it is complete
 	defer os.Remove(part)
 	flags := "-s -w -X k8s.io/component-base/version.gitVersion=" + version
