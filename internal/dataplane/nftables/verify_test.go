@@ -114,6 +114,9 @@ func testForeignElements(t *testing.T, r *schema, ranges string) {
 			if at < len(some.Key) && strings.HasSuffix(set.Name, "pools") {
 				continue // nothing leads to it, as to that of a Service whose addresses others have
 			}
+			if at%4 == 1 || at%4 == 2 && at < 12 {
+				continue // as the bytes beside it
+			}
 			both := slices.Concat(some.Key, some.Value)
 			key, value := both[:len(some.Key)], both[len(some.Key):]
 			for bit := byte(0x80); ; bit >>= 1 { // far from the numbers of other pools
