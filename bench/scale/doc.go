@@ -13,9 +13,6 @@
 // it was. The iptables modes use the commands of the legacy variant, unless --iptables says
 // otherwise.
 //
-// The subject reader is a client that only reads the objects from the API server: what a proxy takes at least. It
-// has no Services, so its start ends when it has all objects, and its changes have only processor time.
-//
 // The measurements of each subject:
 //
 //   - start: from the start of the process on a node without any rules until a new

@@ -274,11 +274,6 @@ func (e *environment) newMeasurement(ctx context.Context, s subject) (*measureme
 		return m, err
 	}
 	m.start = func() (err error) {
-		if s.Kind == reader {
-			program, err := n.StartProgram(e.dir, "reader-"+n.Name(), s.program, access.Kubeconfig)
-			m.proxy = &proxies.Proxy{Program: program, Kind: s.Kind}
-			return err
-		}
 		o := e.proxyOptions(s, access)
 		if e.kind == Latency && s.Mode() == "nftables" {
 			o.Configure = func(config map[string]any) {

@@ -86,9 +86,6 @@ func (m *measurement) measure(ctx context.Context) (err error) {
 	if err := m.start(); err != nil {
 		return err
 	}
-	if m.subject == reader {
-		return errors.Join(m.read(ctx, begin), m.proxy.Close())
-	}
 	answered, err := m.awaitAll(ctx, sample, begin)
 	if err == nil {
 		m.samples.Add(started, float64(answered.Sub(begin)))
@@ -112,25 +109,6 @@ func (m *measurement) measure(ctx context.Context) (err error) {
 		err = m.proxy.Explain(err)
 	}
 	return errors.Join(err, m.proxy.Close())
-}
-
-// read measures a client that has no Services to serve.
-func (m *measurement) read(ctx context.Context, begin time.Time) error {
-	for !strings.Contains(m.proxy.Log(), "complete") {
-		if err := bench.Sleep(ctx, time.Millisecond); err != nil {
-			return err
-		}
-		if time.Since(begin) > m.Timeout {
-			return m.proxy.Explain(errTooLong)
-		}
-	}
-	m.samples.Add(started, float64(time.Since(begin)))
-	for _, step := range []func(context.Context) error{m.startUsage, m.atRest, m.changes} {
-		if err := step(ctx); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // connectAllTheTime makes 20 connections a second to the Services of a sample, from now on until
@@ -240,9 +218,7 @@ func (m *measurement) changes(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("change %d: %w", n+1, err)
 		}
-		if m.subject != reader {
-			m.samples.Add(changed, float64(took))
-		}
+		m.samples.Add(changed, float64(took))
 	}
 	after, err := m.usedWhenCalm(ctx, m.proxy.PID())
 	used := float64(after-before) - m.resting*float64(time.Since(begin))
@@ -258,9 +234,6 @@ func (m *measurement) change(ctx context.Context, service int) (took time.Durati
 	err = m.prober.client.Do(func() error {
 		if err := m.writeFirst(ctx, service); err != nil {
 			return err
-		}
-		if m.subject == reader {
-			return nil
 		}
 		replied := time.Now()
 		reached, err := m.prober.until(ctx, frontend(service), replied, func(a netip.Addr) bool { return a == pod })

@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -62,7 +61,6 @@ type options struct {
 	nginx      string // path of the program
 	load       string // path of the load generator
 	slipstream string // path of the program
-	reader     string // path of the program of the subject reader
 	quiet      time.Duration
 	calmLimit  time.Duration
 
@@ -105,18 +103,13 @@ func (o *options) kinds() []proxies.Kind {
 		return []proxies.Kind{proxies.SlipstreamIPTables, proxies.KubeProxyIPTables}
 	case Fleet:
 		return []proxies.Kind{proxies.Slipstream, proxies.KubeProxyNFTables}
-	case Scale:
-		return append(slices.Clone(proxies.AllKinds), reader)
 	}
 	return proxies.AllKinds
 }
 
-// reader only reads the objects of Services from the API server: the least that a proxy does.
-const reader proxies.Kind = "reader"
-
 // New returns one of the benchmarks by its name.
 func New(kind string) bench.Benchmark {
-	return &options{kind: kind, reader: bench.Beside("bench-read"), log: func(format string, args ...any) {
+	return &options{kind: kind, log: func(format string, args ...any) {
 		fmt.Fprintf(os.Stderr, time.Now().Format("15:04:05 ")+format+"\n", args...)
 	}}
 }
@@ -248,8 +241,6 @@ func (o *options) Measure(ctx context.Context, r *bench.Result) (err error) {
 		s := subject{k, kubeProxy}
 		if k.IsSlipstream() {
 			s.program = o.slipstream
-		} else if k == reader {
-			s.program = o.reader
 		}
 		subjects = append(subjects, s)
 		r.Subjects = append(r.Subjects, bench.Subject{Name: string(k), Version: version(ctx, s)})

@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/bench/bench"
-	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/upstream"
 	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
 	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 )
@@ -28,9 +27,6 @@ var build = sync.OnceValue(func() (err error) {
 	if built, err = os.MkdirTemp("", "slipstream-scale-test-"); err == nil {
 		_, err = proxies.BuildSlipstream(ctx, built)
 	}
-	if err == nil {
-		_, err = upstream.Go(ctx, "", "build", "-o", built, "../child/bench-read")
-	}
 	return err
 })
 
@@ -42,7 +38,6 @@ func run(t *testing.T, kind string, flags ...string) (*bench.Result, error) {
 		return nil, err
 	}
 	o.log = t.Logf
-	o.reader = filepath.Join(built, "bench-read")
 	if !slices.Contains(flags, "--slipstream") {
 		o.slipstream = filepath.Join(built, "slipstream")
 	}
@@ -123,27 +118,6 @@ func checkSubject(t *testing.T, r *bench.Result, k int) {
 	}
 	if r.Find(peak).Outcomes[k].Median < r.Find(peakStart).Outcomes[k].Median {
 		t.Errorf("%s: the peak in the end is less than that of the start", name)
-	}
-}
-
-// TestReader measures a client that only reads: it has all objects, and gets changes.
-func TestReader(t *testing.T) {
-	kerneltest.Require(t, kerneltest.Root)
-	tidy(t)
-	r, err := run(t, Scale, small("--subjects", string(reader))...)
-	if err == nil {
-		err = r.Failures()
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, series := range []string{started, startCPU, peakStart, changeCPU} {
-		if s := r.Find(series); s == nil || len(s.Outcomes[0].Values) != 1 || s.Outcomes[0].Median == 0 && series != changeCPU {
-			t.Errorf("%s: %+v", series, s)
-		}
-	}
-	if s := r.Find(changed); s != nil && len(s.Outcomes[0].Values) > 0 {
-		t.Errorf("it has programmed changes: %+v", s)
 	}
 }
 

@@ -5,6 +5,7 @@ package scale
 import (
 	"context"
 	"errors"
+	"log"
 	"os"
 	"strings"
 	"testing"
@@ -20,6 +21,8 @@ func TestMain(m *testing.M) {
 	case len(os.Args) < 2:
 	case os.Args[1] == "-c":
 		os.Exit(serveOK())
+	case os.Args[1] == "read":
+		log.Fatal(read(os.Args[2]))
 	case strings.HasPrefix(os.Args[1], "http://"):
 		os.Exit(loadOnce(os.Args[1], os.Args[5]))
 	}
