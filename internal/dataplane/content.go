@@ -46,6 +46,7 @@ type Target struct {
 	Choice
 	External    bool           // it is not a ClusterIP
 	FromOutside *Choice        // for traffic from outside, if it may go to local backends only
+	Parts       []desired.Part // of a range
 	Affinity    uint32         // seconds; it does not matter without backends
 	Sources     []netip.Prefix // client addresses that may connect, in order; nil for all
 	Scheduler   string         // in IPVS mode, unless it is the node's
@@ -117,7 +118,7 @@ func ContentOf(full *desired.Change) *Content {
 		choices[p.ID] = &t
 	}
 	for _, f := range full.Frontends {
-		t := Target{Choice: *choices[f.New.Pool], External: f.New.Kind.External(), FromOutside: choices[f.New.LocalPool], Affinity: f.New.Affinity, Scheduler: f.New.Scheduler}
+		t := Target{Choice: *choices[f.New.Pool], External: f.New.Kind.External(), FromOutside: choices[f.New.LocalPool], Parts: f.New.PartsOf(), Affinity: f.New.Affinity, Scheduler: f.New.Scheduler}
 		if f.New.Sources != nil {
 			t.Sources = append([]netip.Prefix{}, f.New.Sources.All()...) // not nil if empty
 		}
@@ -155,6 +156,11 @@ func (t Target) String() string {
 	s := t.Choice.String()
 	if t.External {
 		s += "; external"
+	}
+	for _, p := range t.Parts {
+		if p.Direct == t.External { // others are as usual
+			s += fmt.Sprintf("; %d-%d apart", p.First, p.Last)
+		}
 	}
 	if t.FromOutside != nil {
 		s += "; from outside " + t.FromOutside.String()

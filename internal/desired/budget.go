@@ -19,8 +19,8 @@ import (
 // ordinary ones have room. A Service beyond has none. One takes about 70 bytes of the kernel's memory, and 170 of the
 // proxy's. As they can all differ in one change, it also bounds how long others wait for one.
 //
-// MaxRanges is how many frontends with a range of ports the Services of a namespace may have. The kernel copies all of a
-// node with each change of one. A Service beyond has no ranges.
+// MaxRanges is how many frontends with a range of ports the Services of a namespace may have, each part of it
+// counted. The kernel copies all of a node with each change of one. A Service beyond has no ranges.
 //
 // All nodes decide alike: the numbers follow from Services and EndpointSlices.
 const (
@@ -182,7 +182,7 @@ func (t *tenant) fit(most int) int {
 }
 
 // elements returns how many frontends, source ranges of these, and backends a Service would have at most, and how many
-// of the frontends are ranges.
+// of the frontends are ranges, by parts.
 func (svc *service) elements() (n, ranges int) {
 	spec := svc.wanted
 	if spec == nil {
@@ -206,7 +206,11 @@ func (svc *service) elements() (n, ranges int) {
 			n += of * backends
 		}
 	}
-	return n, spec.portRanges * (len(spec.clusterIPs) + len(spec.external))
+	ranges = spec.portRanges * (len(spec.clusterIPs) + len(spec.external))
+	for _, p := range spec.ports[:spec.portRanges] {
+		ranges += (len(*p.parts) - 1) * len(spec.clusterIPs)
+	}
+	return n, ranges
 }
 
 // countBackends counts, n times, the backends that a slice has at most for the ports of a Service.

@@ -258,6 +258,8 @@ func (s *State) frontend(c claim, key FrontendKey) *Frontend {
 	}
 	if !key.IsRange() {
 		f.Limits = c.port.service.limits()
+	} else {
+		f.Parts = s.parts(c, key)
 	}
 	if fromOutside != kind {
 		f.LocalPool = pools[fromOutside].id

@@ -124,6 +124,9 @@ type Frontend struct {
 	// Affinity.
 	Shared bool
 
+	// Parts are those of a range, in order, and immutable; nil if another Service may have ports in it.
+	Parts *[]Part
+
 	// Sources are the client addresses that may connect; nil for all.
 	Sources *SourceRanges
 

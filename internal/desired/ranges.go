@@ -95,6 +95,58 @@ func (k FrontendKey) Overlaps(o FrontendKey) bool {
 // has reports whether a range has a port.
 func (k FrontendKey) has(port uint16) bool { return k.Port() <= port && port <= k.Last }
 
+// Part is a part of a range. No other frontend has a port of a direct part.
+type Part struct {
+	First, Last uint16
+	Direct      bool
+}
+
+// PartsOf lists the parts of a range; none for a port.
+func (f *Frontend) PartsOf() (all []Part) {
+	if f.Parts != nil {
+		return *f.Parts
+	} else if f.IsRange() {
+		all = []Part{{First: f.Port(), Last: f.Last}}
+	}
+	return all
+}
+
+// mostApart is how many ports of its Service a range may have that is divided: each part is an interval.
+const mostApart = 8
+
+// divide returns the parts of a range of a Service that has other ports.
+func (p *port) divide(others []*port) *[]Part {
+	apart, from := []int{int(p.last) + 1}, int(p.number)
+	for _, o := range others {
+		if n := int(o.number); o.protocol == p.protocol && from <= n && n <= int(p.last) {
+			apart = append(apart, n)
+		}
+	}
+	if len(apart) > mostApart+1 {
+		return &[]Part{{First: p.number, Last: p.last}}
+	}
+	var all []Part
+	slices.Sort(apart)
+	for _, n := range apart {
+		if from < n {
+			all = append(all, Part{uint16(from), uint16(n - 1), true})
+		}
+		if from = n + 1; n <= int(p.last) {
+			all = append(all, Part{uint16(n), uint16(n), false})
+		}
+	}
+	return &all
+}
+
+// parts returns those of a range. Only at a ClusterIP that no other Service has do they follow from its own Service: what
+// others claim there is no ClusterIP, and loses.
+func (s *State) parts(c claim, k FrontendKey) *[]Part {
+	if c.kind != ClusterIP || s.sets[ClusterIPs].all[Address(k.Addr())].users != 1 {
+		return nil
+	}
+	return c.port.parts
+}
+
 // address has the frontends of one address. There are such records once there are ranges.
 type address struct {
 	ports  map[*frontend]bool
@@ -183,7 +235,7 @@ func (s *State) decideRangesAt(at *address, losses map[loss]*frontend) {
 			r.winner = w
 			losses[loss{r.claims[0].port.service, r}] = r
 		}
-		if r.winner != was || served != (r.reported != nil) {
+		if r.winner != was || served != (r.reported != nil) || served && r.reported.Parts != s.parts(r.claims[0], r.key) {
 			s.dirtyFrontend(r)
 		}
 	}

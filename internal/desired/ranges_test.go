@@ -4,6 +4,7 @@ package desired
 
 import (
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -11,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // TestRangesLeftOut checks that a range is reported and not served where the mode has none, and at an external IP
@@ -160,4 +162,57 @@ func TestRangesAtOwnAddresses(t *testing.T) {
 			t.Errorf("%+v: served by %s, problems: %v", c, got, problems)
 		}
 	}
+}
+
+// TestPartsOfRanges: of a range at a ClusterIP, the parts without a port of the Service are direct, unless it has many such
+// ports, or another Service the ClusterIP. At external IPs none is, even if it is the ClusterIP of another. A change of what else the Service has leaves the parts as they are.
+func TestPartsOfRanges(t *testing.T) {
+	s := New(Config{})
+	svc := rangedService("1", 2000, 9, "udp/10-20", "192.0.2.10", "10.96.0.3")
+	key := func(ip string) FrontendKey {
+		return FrontendKey{AddrPort: netip.AddrPortFrom(netip.MustParseAddr(ip), 10), Protocol: UDP, Last: 20}
+	}
+	change := func(ports ...int32) *Update {
+		svc.Spec.Ports = []corev1.ServicePort{{Name: "tcp", Port: 15}, {Name: "other", Port: 9, Protocol: corev1.ProtocolUDP}}
+		for _, p := range ports {
+			svc.Spec.Ports = append(svc.Spec.Ports, corev1.ServicePort{Name: strconv.Itoa(int(p)), Port: p, Protocol: corev1.ProtocolUDP})
+		}
+		s.SetService(svc)
+		return s.Change()
+	}
+	check := func(what string, want ...Part) {
+		t.Helper()
+		for ip, want := range map[string][]Part{"10.96.0.1": want, "192.0.2.10": {{10, 20, false}}, "10.96.0.3": {{10, 20, false}}} {
+			if f := s.frontends[key(ip)]; f == nil || f.reported == nil || !slices.Equal(f.reported.PartsOf(), want) {
+				t.Errorf("%s: %s has other parts than %v: %+v", what, ip, want, f.reported.PartsOf())
+			}
+		}
+	}
+	s.SetService(rangedService("3", 2001, 14, "")) // has one of the external IPs as its ClusterIP
+	change()
+	check("no port", Part{10, 20, true})
+	change(10, 15, 20)
+	check("ports", Part{10, 10, false}, Part{11, 14, true}, Part{15, 15, false}, Part{16, 19, true}, Part{20, 20, false})
+	if u := change(15, 10, 20, 21); len(u.Frontends) != 3 {
+		t.Errorf("one more port beside the range, at three addresses: %d frontends differ", len(u.Frontends))
+	}
+	if n, ranges := s.services[types.NamespacedName{Namespace: "ns", Name: "1"}].elements(); ranges != 7 {
+		t.Errorf("%d elements, %d of ranges by parts", n, ranges)
+	}
+	change(11, 12, 13, 14, 15, 16, 17, 18)
+	check("eight ports", Part{10, 10, true}, Part{11, 11, false}, Part{12, 12, false}, Part{13, 13, false}, Part{14, 14, false}, Part{15, 15, false},
+		Part{16, 16, false}, Part{17, 17, false}, Part{18, 18, false}, Part{19, 20, true})
+	change(11, 12, 13, 14, 15, 16, 17, 18, 19)
+	check("nine ports", Part{10, 20, false})
+	change(12)
+	want := []Part{{10, 11, true}, {12, 12, false}, {13, 20, true}}
+	check("one port", want...)
+	other := rangedService("1", 1999, 13, "") // with the same ClusterIP, and older
+	other.Name = "2"
+	s.SetService(other)
+	s.Change()
+	check("another Service has the ClusterIP", Part{10, 20, false})
+	s.DeleteService("ns", "2")
+	s.Change()
+	check("no other Service has it", want...)
 }

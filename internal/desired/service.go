@@ -81,7 +81,8 @@ type portID struct {
 
 type port struct {
 	portID
-	nodePort  uint16 // 0 for none
+	nodePort  uint16  // 0 for none
+	parts     *[]Part // of a range
 	name      ServicePort
 	service   *service
 	endpoints [families]*endpoints // nil without addresses of the family
@@ -151,6 +152,9 @@ func (s *State) compactService(in *corev1.Service) *serviceSpec {
 			ids[portID{protocol: port.protocol, number: port.number}], ids[portID{protocol: port.protocol, name: p.Name}] = true, true
 			out.ports = append(out.ports, port)
 		}
+	}
+	for _, r := range out.ports[:out.portRanges] {
+		r.parts = r.divide(out.ports[out.portRanges:])
 	}
 	return out
 }

@@ -264,6 +264,7 @@ func (s *State) serve(svc *service) {
 		s.proxied--
 		for _, ip := range old.clusterIPs {
 			s.sets[ClusterIPs].use(Address(ip), -1)
+			s.touchRanges(ip)
 		}
 		s.eachClaim(old, oldPorts, s.unclaim)
 		s.refuse(old, oldPorts, -1)
@@ -287,6 +288,7 @@ func (s *State) serve(svc *service) {
 		}
 		for _, ip := range spec.clusterIPs {
 			s.sets[ClusterIPs].use(Address(ip), 1)
+			s.touchRanges(ip)
 		}
 		s.eachClaim(spec, svc.ports, s.claim)
 		s.refuse(spec, svc.ports, 1)
@@ -307,6 +309,9 @@ func (s *State) port(svc *service, previous map[portID]*port, p *port) *port {
 	if same := previous[p.portID]; same != nil {
 		delete(previous, p.portID)
 		same.nodePort = p.nodePort
+		if p.parts != nil && !slices.Equal(*same.parts, *p.parts) {
+			same.parts = p.parts
+		}
 		p = same
 	} else {
 		p.service, p.name = svc, ServicePort{svc.name.Namespace, svc.name.Name, p.portID.name}

@@ -250,16 +250,14 @@ func (b *Dataplane) checkPool(id desired.PoolID, p *pool) error {
 func (b *Dataplane) checkFrontend(s *schema, f *desired.Frontend) error {
 	return b.hasOf(s, f.Service, func(w *writer) {
 		for _, kind := range elementKinds {
-			if e := kind(w, s, f); e.set != nil {
+			if e := kind(w, s, f); e.set != nil && e.set != s.ranges {
 				w.frontend(add, s, f, e)
 			}
 		}
 		if ranges := f.Sources; ranges != nil && len(ranges.All()) > 0 {
 			w.sources(add, s, f, ranges.All()[:1])
 		}
-		if f.IsRange() {
-			w.portRange(add, s, f)
-		}
+		w.portRange(add, s, f, nil)
 		if f.Kind == desired.ClusterIP {
 			w.setMember(add, s, desired.ClusterIPs, desired.Address(f.Addr()))
 		}

@@ -64,6 +64,7 @@
 //	  }
 //	  chain dispatch {
 //	    frontends[ip daddr . meta l4proto . th dport] -> pools -> picks
+//	    jump missed                                                  # empty without ranges, as local-missed
 //	    local-frontends[ip daddr . meta l4proto . th dport] -> pools -> local-picks
 //	    meta mark set meta mark & 0xffffbfff
 //	  }

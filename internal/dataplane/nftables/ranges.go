@@ -17,16 +17,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A frontend with a range of ports has one element, whatever its size, in a map of intervals, which leads to its
-// key in the other maps:
+// A frontend with a range of ports has an element for each of its parts, whatever their sizes, in a map of intervals, with
+// its key in the other maps and its pools of both scopes:
 //
-//	map ranges          { 10.96.0.10 . udp . 10000-20000 : 81 . 10000 }
-//	map range-frontends { 10.96.0.10 . 81 . 10000 : 7 }
+//	map ranges { 10.96.0.10 . udp . 10000-20000 : 81 . 10000 . 7 . direct }
 //
 // That key has the first port, and the protocol's number with rangeFlag, so that no packet has it. The chains
 // for ranges are those for addresses again, with other names. They look up the map ranges before each look-up
 // of a frontend, and leave the port alone. Packets enter them that are to no port of a Service, after both tries. So
 // ports win over ranges, and packets to them do not meet the map.
+//
+// No port of a Service is in a direct part, so one try is enough, before rules of the chains missed and local-missed. These
+// chains are there from the start, and empty, as rules are only added to the ends of chains.
 //
 // If a Service with ranges has session affinity, all of its ports share a client's backend, by its address: the
 // map partners has a pool's backend with an address.
@@ -38,6 +40,10 @@ import (
 
 const rangeFlag, rangePrefix = 0x40, "range-" // the prefix of the chains and maps
 
+// direct and indirect are the numbers of a pool that a part of a range does not have. A direct part has one pool.
+// rangePools is the word with the pool in a value of ranges, before that of the scope Local.
+const direct, indirect, firstPool, rangePools = 0, 1, 2, 3
+
 // chainRanges leads to the chain for external ranges. Packets for a ClusterIP have come through the chain dispatch.
 const chainRanges = "ranges"
 
@@ -48,8 +54,8 @@ var rangedSchemas = func() (all [len(schemas)]schema) {
 		s.ranged = true
 		s.ranges = &nfnl.Set{ // a long number, as sources
 			Name: "ranges", KeyType: nfnl.TypeInteger, KeyLen: s.external.KeyLen, Flags: unix.NFT_SET_INTERVAL, KeyTypeof: nfnl.NetworkHeader(s.external.KeyLen),
-			DataType: nfnl.Concat(nfnl.TypeMark, nfnl.TypeInetProto, nfnl.TypeInetService), DataLen: 3 * 4,
-			DataTypeof: nfnl.Concatenation(nfnl.MetaMark, nfnl.L4Proto, nfnl.TCPDport),
+			// For nft, all words but the unused one are an address: version 1.0.6 names four fields at most.
+			DataType: nfnl.Concat(nfnl.TypeMark, nfnl.TypeIP6Addr), DataLen: 5 * 4, DataTypeof: nfnl.Concatenation(nfnl.MetaMark, nfnl.IP6Daddr),
 		}
 		s.partners = named(s.members, "partners")
 		s.partners.DataType, s.partners.DataLen = nfnl.Concat(s.table.Family.AddrType(), nfnl.TypeInetService), s.addrLen+4
@@ -57,10 +63,10 @@ var rangedSchemas = func() (all [len(schemas)]schema) {
 		for i := range s.rangeSets {
 			d := s.addressSets[i]
 			d.prefix, d.inRange = rangePrefix+d.prefix, true
-			for _, set := range []**nfnl.Set{&d.frontends, &d.endpoints, &d.picks, &d.stickyPicks} {
+			for _, set := range []**nfnl.Set{&d.endpoints, &d.picks, &d.stickyPicks} {
 				*set = named(*set, rangePrefix+(*set).Name)
 			}
-			d.pools, d.place, d.startSizes = pools, scopes+i, startSizes[:1]
+			d.frontends, d.pools, d.place, d.startSizes = s.ranges, pools, scopes+i, startSizes[:1]
 			s.rangeSets[i] = d
 		}
 		all[f] = s
@@ -91,7 +97,14 @@ func (s *schema) writeRanges(batch *nfnl.Batch, c dataplane.Config, full *desire
 	}
 	w, cluster := ruleWriter{s, batch}, &s.rangeSets[desired.Cluster]
 	for i := range s.rangeSets {
-		w.scope(c, &s.rangeSets[i])
+		d := &w.rangeSets[i]
+		w.scope(c, d)
+		other := uint32(regValueWord + 1 - 2*i) // the pool of the other scope
+		w.rule(w.addressSets[i].prefix+chainMissed, "@ranges[ip daddr . meta l4proto . th dport], if direct, its @range-pools, its @"+d.picks.Name,
+			[]expr.Any{loadMarkTo(other)}, w.pool(d), []expr.Any{
+				&expr.Cmp{Op: expr.CmpOpEq, Register: other, Data: word(direct)},
+				lookup(d.pools, regValueWord, regValue), lookup(d.picks, regValueWord, unix.NFT_REG_VERDICT),
+			})
 	}
 	w.rule(chainServices, "", goTo(chainRanges))
 	w.rule(chainDispatch, "", jump(chainRanges))
@@ -144,23 +157,36 @@ func (s *schema) rangeAt(reg uint32, address []expr.Any) []expr.Any {
 // copyRange loads the protocol and the port of the range that has a packet's key. The registers are part of one
 // number for nft, so the look-up writes to others: nft would take its result for that number.
 func (w *ruleWriter) copyRange(to uint32) []expr.Any {
-	words := w.addrLen / 4
-	found := to + words + 1
-	load := append(w.loadTo(w.daddr, to), &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: to + words}, dport(found),
-		loadMarkTo(found+1), loadMarkTo(found+2), lookup(w.ranges, to, found))
+	found := to + w.addrLen/4 - 1
+	load := append(w.destination(&w.rangeSets[0], to), lookup(w.ranges, to, found))
 	for i := range uint32(2) {
 		load = append(load, &expr.Bitwise{SourceRegister: found + 1 + i, DestRegister: to + i, Len: 4, Mask: word(math.MaxUint32), Xor: word(0)})
 	}
 	return load
 }
 
-// portRange writes the interval of a frontend.
-func (w *writer) portRange(op op, s *schema, f *desired.Frontend) {
-	first := nfnl.AppendDestination(nil, uint8(f.Protocol), f.AddrPort)
-	last := nfnl.AppendDestination(nil, uint8(f.Protocol), netip.AddrPortFrom(f.Addr(), f.Last))
-	last[len(last)-2], last[len(last)-1] = 0xff, 0xff // the padding
-	value := append(number(nil, 0), s.frontendKey(nil, f.FrontendKey)[s.addrLen:]...)
-	w.interval(op, s, s.ranges, first, last, value...)
+// portRange writes the intervals of a frontend, but those that another version of it has, too.
+func (w *writer) portRange(op op, s *schema, f, other *desired.Frontend) {
+	same := other != nil && f.Pool == other.Pool && f.LocalPool == other.LocalPool && f.Scope == other.Scope
+	for _, part := range f.PartsOf() {
+		if same && slices.Contains(other.PartsOf(), part) {
+			continue
+		}
+		first, last := s.partKey(f, part.First), s.partKey(f, part.Last)
+		last[len(last)-2], last[len(last)-1] = 0xff, 0xff // the padding
+		none := map[bool]uint32{false: indirect, true: direct}[part.Direct]
+		pools := [scopes]uint32{none, none}
+		if pools[f.Scope] = w.number(f.Pool); f.LocalPool != desired.NoPool {
+			pools[desired.Local] = w.number(f.LocalPool)
+		}
+		value := append(number(nil, 0), s.frontendKey(nil, f.FrontendKey)[s.addrLen:]...)
+		w.interval(op, s, s.ranges, first, last, number(number(value, pools[0]), pools[1])...)
+	}
+}
+
+// partKey encodes a key of ranges.
+func (s *schema) partKey(f *desired.Frontend, port uint16) []byte {
+	return nfnl.AppendDestination(nil, uint8(f.Protocol), netip.AddrPortFrom(f.Addr(), port))
 }
 
 // partnerKey encodes the key of a pool and a backend's address in partners.
@@ -212,18 +238,44 @@ func (p *pool) share(c *desired.PoolChange) (removed, added []desired.Backend) {
 func (r *tableReader) decodeFrontendKey(k []byte) (f desired.FrontendKey, ok bool) {
 	if f, ok = r.schema.decodeFrontendKey(k); f.Protocol&rangeFlag != 0 {
 		f.Protocol &^= rangeFlag
-		f.Last, ok = r.lasts[string(k[:r.external.KeyLen])]
+		parts := r.parts[string(k[:r.external.KeyLen])]
+		if ok = len(parts) > 0; ok {
+			f.Last = parts[len(parts)-1].Last
+		}
 	}
 	return f, ok
 }
 
-// portRange reads a range.
+// portRange reads a part of a range, after those before it.
 func (r *tableReader) portRange(e nfnl.Element, last []byte) {
-	key, at := e.Key, len(e.Key)-4
-	if !bytes.Equal(key[:at], last[:at]) {
-		r.fault("range from %x to %x spans two frontends", key, last)
+	at, words := len(e.Key)-4, e.Value[4*rangePools:]
+	key := slices.Concat(e.Key[:r.addrLen], e.Value[4:4*rangePools])
+	if !bytes.Equal(e.Key[:at], last[:at]) || !r.external.KeyType.Filled(key) {
+		r.fault("range from %x to %x : %x spans two frontends, or has bits that no rule uses", e.Key, last, e.Value)
 	}
-	r.lasts[string(slices.Concat(key[:r.addrLen], e.Value[4:]))] = binary.BigEndian.Uint16(last[at:])
+	part := desired.Part{First: binary.BigEndian.Uint16(e.Key[at:]), Last: binary.BigEndian.Uint16(last[at:])}
+	parts, next := r.parts[string(key)], binary.BigEndian.Uint16(key[at:])
+	if len(parts) > 0 {
+		next = parts[len(parts)-1].Last + 1
+	}
+	if part.First != next {
+		r.fault("range %x lacks ports before %d", key, part.First)
+	}
+	pools := 0
+	for scope, to := range r.toPool {
+		pool := firstNumber(words[4*scope:])
+		former, had := to[string(key)]
+		if has := pool >= firstPool; len(parts) > 0 && (had != has || had && firstNumber(former.Value[4:]) != pool) {
+			r.fault("range %x has two pools", key)
+		} else if has {
+			to[string(key)] = nfnl.Element{Key: key, Value: secondWord(nil, pool)}
+			pools++
+		}
+		part.Direct = part.Direct || pool == direct
+	}
+	if r.parts[string(key)] = append(parts, part); pools == 0 {
+		r.fault("range %x leads to no frontend", key)
+	}
 }
 
 // partner reads a backend in partners.

@@ -162,11 +162,15 @@ func TestFirstRangeOfOneFamily(t *testing.T) {
 	}
 }
 
-// rangeOf adds a Service of IPv4 with a range and so many endpoints.
-func rangeOf(s *desired.State, endpoints int) {
+func rangeService() *corev1.Service {
 	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "media"}, Spec: corev1.ServiceSpec{ClusterIP: "10.200.8.8", Ports: []corev1.ServicePort{{Name: "one", Port: 9}}}}
 	svc.Annotations = map[string]string{desired.AnnotationPortRanges: "udp/10000-20000"}
-	s.SetService(svc)
+	return svc
+}
+
+// rangeOf adds a Service of IPv4 with a range and so many endpoints.
+func rangeOf(s *desired.State, endpoints int) {
+	s.SetService(rangeService())
 	slice := &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Namespace: "ns", Name: "media", Labels: map[string]string{discoveryv1.LabelServiceName: "media"}},
 		AddressType: discoveryv1.AddressTypeIPv4,
@@ -175,6 +179,88 @@ func rangeOf(s *desired.State, endpoints int) {
 		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{fmt.Sprint("10.244.9.", i+1)}})
 	}
 	s.SetEndpointSlice(slice)
+}
+
+// TestPartsOfRanges changes the ports that a range has apart, and checks that Read and
+// ReadFrontend find parts that are missing, direct, or of another pool, where they should not be.
+func TestPartsOfRanges(t *testing.T) {
+	k := newKernel(t)
+	s := desired.New(inCluster("10.244.0.0/16", "fd00:244::/32"))
+	with := func(policy corev1.ServiceInternalTrafficPolicy, ports ...int32) {
+		svc := rangeService()
+		svc.Spec.InternalTrafficPolicy = &policy
+		for _, p := range ports {
+			svc.Spec.Ports = append(svc.Spec.Ports, corev1.ServicePort{Name: fmt.Sprint(p), Port: p, Protocol: corev1.ProtocolUDP})
+		}
+		s.SetService(svc)
+		dataplanetest.Apply(t, k.Dataplane, s)
+		k.has(s)
+		if err := k.Check(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	rangeOf(s, 3)
+	dataplanetest.Reconcile(t, k.Dataplane, s)
+	k.has(s)
+	for _, ports := range [][]int32{{15000}, {15000, 16000}, {15000}, {10000, 15000}, {10000, 10001, 15000, 20000}, {}, {1, 2, 10000, 10002, 10004, 10006, 10008, 10010, 10012, 10014, 10016}, {15000}} {
+		with(corev1.ServiceInternalTrafficPolicyCluster, ports...)
+		with(corev1.ServiceInternalTrafficPolicyLocal, ports...)
+		with(corev1.ServiceInternalTrafficPolicyCluster, ports...)
+	}
+	r, conn := &rangedSchemas[desired.IPv4], k.dial()
+	f := s.FrontendAt(desired.FrontendKey{AddrPort: netip.MustParseAddrPort("10.200.8.8:10000"), Protocol: desired.UDP})
+	parts := f.PartsOf()
+	if len(parts) != 3 {
+		t.Fatalf("parts %v", parts)
+	}
+	d := s.Decide(desired.Origin{}, f.FrontendKey)
+	for what, damage := range map[string]func(first, last, value []byte) []byte{
+		"missing":        func(_, _, value []byte) []byte { return nil },
+		"not so direct":  func(_, _, value []byte) []byte { value[16] ^= 1; return value },
+		"another pool":   func(_, _, value []byte) []byte { value[12] ^= 0x40; return value },
+		"another length": func(_, last, value []byte) []byte { last[len(last)-3] ^= 1; return value },
+		"unused":         func(_, _, value []byte) []byte { value[3] = 1; return value },
+		"padding":        func(_, _, value []byte) []byte { value[7] = 1; return value },
+		"first port":     func(_, _, value []byte) []byte { value[8] ^= 1; return value },
+		"another family": func(_, _, value []byte) []byte { value[4] ^= 1; return value },
+	} {
+		for i := range parts {
+			var write, mend nfnl.Batch
+			w := writer{batch: &write, base: k.writer.base}
+			w.keys[r.family] = map[*nfnl.Set]map[string]string{}
+			w.portRange(add, r, f, nil)
+			first, last := r.partKey(f, parts[i].First), r.partKey(f, parts[i].Last)
+			last[len(last)-2], last[len(last)-1] = 0xff, 0xff
+			value := []byte(w.keys[r.family][r.ranges][string(first)])
+			write.Reset()
+			write.DeleteInterval(r.table, r.ranges, first, last)
+			end, was := slices.Clone(last), slices.Clone(value)
+			if value = damage(first, end, value); value != nil {
+				if what == "another length" && i == 1 { // it would overlap
+					continue
+				}
+				write.AddInterval(r.table, r.ranges, first, end, value...)
+				mend.DeleteInterval(r.table, r.ranges, first, end)
+			}
+			mend.AddInterval(r.table, r.ranges, first, last, was...)
+			if err := conn.Commit(0, &write); err != nil {
+				t.Fatalf("%s: %v", what, err)
+			}
+			if v, err := dataplane.Look(t.Context(), k, &s.Full().Change); err != nil || len(v.Differences) == 0 {
+				t.Errorf("%s of part %d: error %v, nothing found", what, i, err)
+			}
+			if what != "another length" && what != "unused" { // which only Read sees
+				one, err := k.ReadFrontend(t.Context(), &d.Content)
+				if err != nil || dataplane.Difference(dataplane.ContentOf(&d.Content), one) == "" && len(one.Faults) == 0 {
+					t.Errorf("%s of part %d: error %v, nothing found of the frontend", what, i, err)
+				}
+			}
+			if err := conn.Commit(0, &mend); err != nil {
+				t.Fatalf("%s: %v", what, err)
+			}
+		}
+	}
+	k.has(s)
 }
 
 // BenchmarkFirstRange adds a Service with UDP 10000 to 20000, the first range of a node with 10,000 other Services.

@@ -47,10 +47,11 @@ type tableReader struct {
 	picks     map[*nfnl.Set]map[uint32]bool // keys of the maps to chains
 	slots     [scopes]map[uint32]map[uint32]desired.Backend
 	members   map[uint32][]desired.Backend
-	keys      map[uint32]uint32     // of picks, that pools lead to
-	lasts     map[string]uint16     // last ports of ranges, by the keys of frontends
-	remembers map[uint32]bool       // timeouts with a chain
-	stickies  []desired.FrontendKey // frontends that have a pool with affinity
+	keys      map[uint32]uint32               // of picks, that pools lead to
+	parts     map[string][]desired.Part       // of ranges, by the keys of frontends
+	remembers map[uint32]bool                 // timeouts with a chain
+	toPool    [scopes]map[string]nfnl.Element // from ranges, as if they were ports
+	stickies  []desired.FrontendKey           // frontends that have a pool with affinity
 }
 
 func (r *tableReader) fault(format string, args ...any) {
@@ -96,7 +97,13 @@ func (r *tableReader) read() {
 	}
 	frontend := [scopes]func(nfnl.Element){func(e nfnl.Element) { r.readFrontendElement(desired.Cluster, e) }, r.localFrontend}
 	for d := range r.eachScopeSets { // first those of the scope Cluster
-		r.elements(d.frontends, frontend[d.scope])
+		if !d.inRange {
+			r.elements(d.frontends, frontend[d.scope])
+			continue
+		}
+		for _, e := range r.toPool[d.scope] {
+			frontend[d.scope](e)
+		}
 	}
 	r.elements(r.external, r.setExternal)
 	r.elements(r.addressSets[0].sticky, r.sticky)
@@ -117,12 +124,6 @@ func (r *tableReader) read() {
 		r.has(desired.ServiceCIDRs, desired.Range(r.prefix(first.Key, last)))
 	})
 	r.checkSlots()
-	for key := range r.lasts {
-		f, _ := r.decodeFrontendKey([]byte(key))
-		if _, exists := r.content.Frontends[f]; !exists {
-			r.fault("range %s leads to no frontend", f)
-		}
-	}
 	for _, key := range r.stickies {
 		if r.content.Frontends[key].Affinity == 0 {
 			r.fault("frontend %s has no affinity but its pool has", key)
@@ -138,10 +139,10 @@ func (r *tableReader) readPool(e nfnl.Element) {
 func (r *tableReader) has(set desired.Set, m desired.Member) { r.content.Sets[set][m] = true }
 
 func (r *tableReader) init() {
-	r.keys, r.lasts = map[uint32]uint32{}, map[string]uint16{}
+	r.keys, r.parts = map[uint32]uint32{}, map[string][]desired.Part{}
 	r.selectors, r.members, r.remembers = map[uint32]int{}, map[uint32][]desired.Backend{}, map[uint32]bool{}
 	for i := range r.slots {
-		r.slots[i] = map[uint32]map[uint32]desired.Backend{}
+		r.slots[i], r.toPool[i] = map[uint32]map[uint32]desired.Backend{}, map[string]nfnl.Element{}
 	}
 	r.picks = map[*nfnl.Set]map[uint32]bool{}
 	for d := range r.eachScopeSets {
@@ -294,7 +295,7 @@ func (r *tableReader) readFrontendElement(scope desired.Scope, e nfnl.Element) {
 	if !ok {
 		return
 	}
-	r.content.Frontends[key] = dataplane.Target{Choice: c, External: key.OnNode()}
+	r.content.Frontends[key] = dataplane.Target{Choice: c, External: key.OnNode(), Parts: r.parts[string(e.Key)]}
 	if sticky {
 		r.stickies = append(r.stickies, key)
 	}

@@ -38,14 +38,17 @@ func (r *tableReader) element(set *nfnl.Set, key []byte) (e nfnl.Element, has bo
 func (r *tableReader) frontend(ctx context.Context, f *desired.Frontend, pools []desired.PoolChange) {
 	key := r.frontendKey(nil, f.FrontendKey)
 	r.init()
-	if f.IsRange() {
-		if e, has := r.element(r.ranges, nfnl.AppendDestination(nil, uint8(f.Protocol), f.AddrPort)); has && bytes.Equal(e.Value[4:], key[r.addrLen:]) {
-			r.lasts[string(key)] = f.Last
+	for _, part := range f.PartsOf() {
+		if e, has := r.element(r.ranges, r.partKey(f, part.First)); has && bytes.Equal(e.Value[4:4*rangePools], key[r.addrLen:]) {
+			r.portRange(e, r.partKey(f, part.Last))
 		}
 	}
 	for _, scope := range []desired.Scope{desired.Cluster, desired.Local} {
 		d := r.setsOf(f.FrontendKey, scope)
-		e, has := r.element(d.frontends, key)
+		e, has := r.toPool[scope][string(key)]
+		if !f.IsRange() {
+			e, has = r.element(d.frontends, key)
+		}
 		if !has {
 			continue
 		}

@@ -66,7 +66,7 @@ func (b *Dataplane) reset(full *desired.Change) {
 	// A packet that looked up its pool's number in the old content must not find
 	// a different pool by that number in the new content. With other numbers it
 	// finds none, and the rules try again.
-	b.writer.base = b.random.Uint32()
+	b.writer.base = firstPool + b.random.Uint32()>>1
 }
 
 // replace programs the full content if a table exists.
@@ -256,8 +256,9 @@ func (b *Dataplane) explain(err error, change *desired.Change) error {
 		if s.table != refused.Table {
 			continue
 		}
+		part, _ := s.decodeFrontendKey(refused.Key)
 		for _, c := range change.Frontends {
-			if k := c.Key(); s.is(k.Addr()) && (bytes.HasPrefix(refused.Key, s.frontendKey(nil, k)) || s.ranged && refused.Object == s.ranges.Name && bytes.Equal(refused.Key, nfnl.AppendDestination(nil, uint8(k.Protocol), k.AddrPort))) {
+			if k := c.Key(); s.is(k.Addr()) && (bytes.HasPrefix(refused.Key, s.frontendKey(nil, k)) || s.ranged && refused.Object == s.ranges.Name && k.IsRange() && k.Overlaps(part)) {
 				return of(cmp.Or(c.New, c.Old).Service, "frontend "+k.String())
 			}
 		}

@@ -32,6 +32,7 @@ const (
 	chainNodeDispatch  = "node-dispatch"
 	chainSources       = "check-source"
 	chainDispatch      = "dispatch"
+	chainMissed        = "missed" // of a scope, see ranges.go
 	chainUnserved      = "unserved"
 	chainUnknownPort   = "unknown-port"
 	chainLoopback      = "loopback"
@@ -70,6 +71,8 @@ var chains = []nfnl.Chain{
 	{Name: chainNodeDispatch},
 	{Name: chainSources},
 	{Name: chainDispatch},
+	{Name: chainMissed},
+	{Name: "local-" + chainMissed},
 	{Name: chainUnserved},
 	{Name: chainUnknownPort},
 	{Name: chainLoopback},
@@ -280,7 +283,7 @@ func (w *ruleWriter) source(d *scopeSets) {
 
 // toLocal writes the rule that goes to a chain if the frontend has a pool of local backends.
 func (w *ruleWriter) toLocal(chain string, local *scopeSets, to string) {
-	w.rule(chain, "if in @"+local.frontends.Name, w.frontend(local), inMap(local.frontends), goTo(to))
+	w.rule(chain, "if in @"+local.frontends.Name, w.has(local), goTo(to))
 }
 
 // externalLocal writes the chain for external traffic that may go to local backends only.
@@ -298,7 +301,7 @@ func (w *ruleWriter) externalLocal(chain string, local *scopeSets, all string, f
 
 // undispatched writes the rules after those of dispatch.
 func (w *ruleWriter) undispatched(chain string, d *scopeSets, mark uint32) {
-	w.rule(chain, "if in @"+d.frontends.Name+": the pool is being changed", w.frontend(d), inMap(d.frontends), drop())
+	w.rule(chain, "if in @"+d.frontends.Name+": the pool is being changed", w.has(d), drop())
 	w.rule(chain, "not ours", clearMark(mark))
 }
 
@@ -320,6 +323,9 @@ func (w *ruleWriter) dispatchBy(chain string, d *scopeSets, picks *nfnl.Set, reg
 	}
 	firstTry := "@" + d.frontends.Name + "[" + key + "], its @pools, its @" + picks.Name
 	for _, comment := range []string{firstTry, secondTry} {
+		if chain == chainDispatch && comment == secondTry {
+			w.rule(chain, "", jump(d.prefix+chainMissed))
+		}
 		w.rule(chain, comment, load, w.pool(d), []expr.Any{
 			lookup(d.pools, regValueWord, regValue),
 			lookup(picks, reg, unix.NFT_REG_VERDICT),
@@ -330,23 +336,39 @@ func (w *ruleWriter) dispatchBy(chain string, d *scopeSets, picks *nfnl.Set, reg
 // frontend loads the packet's key in one of the maps of frontends.
 func (s *schema) frontend(d *scopeSets) []expr.Any { return s.frontendTo(d, regKey) }
 
-func (s *schema) frontendTo(d *scopeSets, reg uint32) (load []expr.Any) {
-	if !d.onNode {
-		load = s.loadTo(s.daddr, reg)
-		reg += s.addrLen / 4
-	}
-	load = append(load, &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg}, dport(reg+1))
+func (s *schema) frontendTo(d *scopeSets, reg uint32) []expr.Any {
+	load := s.destination(d, reg)
 	if d.inRange {
-		reg -= s.addrLen / 4
 		load = append(load, s.rangeAt(reg, s.loadTo(s.daddr, reg))...)
 	}
 	return load
 }
 
+// destination loads the packet's address, but for a NodePort, protocol and port.
+func (s *schema) destination(d *scopeSets, reg uint32) (load []expr.Any) {
+	if !d.onNode {
+		load = s.loadTo(s.daddr, reg)
+		reg += s.addrLen / 4
+	}
+	return append(load, &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg}, dport(reg+1))
+}
+
 // pool looks up the packet's pool. The mark in the register of the pool is only for the nft
 // command (see the package's documentation).
 func (s *schema) pool(d *scopeSets) []expr.Any {
-	return append(s.frontend(d), loadMarkTo(regValueWord), lookup(d.frontends, regKey, regValue))
+	load := append(s.destination(d, regKey), loadMarkTo(regValueWord))
+	if d.inRange {
+		return append(load, lookup(s.ranges, regKey, regValueWord-rangePools-uint32(d.scope)))
+	}
+	return append(load, lookup(d.frontends, regKey, regValue))
+}
+
+// has matches packets to a frontend that has a pool in a scope.
+func (s *schema) has(d *scopeSets) []expr.Any {
+	if d.inRange {
+		return append(s.pool(d), &expr.Cmp{Op: expr.CmpOpNeq, Register: regValueWord, Data: word(indirect)})
+	}
+	return append(s.frontend(d), inMap(d.frontends)...)
 }
 
 // dport loads the packet's destination port.

@@ -187,7 +187,7 @@ func (s *schema) sets() []*nfnl.Set {
 		all = append(all, s.ranges, s.partners, s.rangeSets[0].pools, s.rangeSets[0].endpoints, s.rangeSets[1].endpoints)
 	}
 	for d := range s.eachScopeSets {
-		if d != cluster {
+		if d != cluster && !d.inRange {
 			all = append(all, d.frontends)
 		}
 		all = append(all, d.picks, d.stickyPicks)

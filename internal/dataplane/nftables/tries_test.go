@@ -4,6 +4,7 @@ package nftables
 
 import (
 	"bytes"
+	"slices"
 	"testing"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/dataplanetest"
@@ -43,6 +44,9 @@ func TestSecondTries(t *testing.T) {
 					continue
 				}
 				tries++
+				if chain == chainDispatch && bytes.Contains(rules[i+1].Expressions, []byte(chainMissed+"\x00")) { // packets to direct parts of ranges leave
+					rules = slices.Delete(slices.Clone(rules), i+1, i+2)
+				}
 				if i+1 == len(rules) || !bytes.Equal(rules[i].Expressions, rules[i+1].Expressions) {
 					t.Errorf("%s: rule %d of chain %s, %s, has no second try", schemas[f].table.Family, i, chain, rules[i].Comment)
 				}

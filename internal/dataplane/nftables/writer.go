@@ -193,7 +193,7 @@ type element struct {
 
 // elementKinds returns the elements of a frontend: its pool, membership in external, its pool
 // for traffic from outside, its session affinity, and membership in restricted. A change
-// rewrites only the elements that differ, so that look-ups never miss the others.
+// rewrites only the elements that differ, so that look-ups never miss the others. Those of ranges are portRange's.
 var elementKinds = []func(*writer, *schema, *desired.Frontend) element{
 	func(w *writer, s *schema, f *desired.Frontend) element {
 		return w.frontendElement(s, f.Scope, f, f.Pool)
@@ -266,16 +266,14 @@ func (w *writer) frontends(op op, s *schema, change *desired.Change) {
 	for _, kind := range elementKinds {
 		for f, other := range frontends {
 			e := kind(w, s, f)
-			if e.set == nil || other != nil && e == kind(w, s, other) {
+			if e.set == nil || e.set == s.ranges || other != nil && e == kind(w, s, other) {
 				continue
 			}
 			w.frontend(op, s, f, e)
 		}
 	}
 	for f, other := range frontends {
-		if f.IsRange() && other == nil {
-			w.portRange(op, s, f)
-		}
+		w.portRange(op, s, f, other)
 		if f.Sources != nil && (other == nil || f.Sources != other.Sources) {
 			w.sources(op, s, f, f.Sources.All())
 		}
