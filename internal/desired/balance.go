@@ -209,8 +209,7 @@ func (s *State) schedulesByWeight(e *endpoints) {
 	s.dirtyClaimsOf(e)
 }
 
-// weigh adds the weights that differ from those of the last report, once the backends are
-// reported.
+// weigh adds the weights that differ from those of the last report, once the backends are reported.
 func (p *pool) weigh(c *PoolChange, over bool, loads Loads) {
 	now := p.weights(c.Algorithm, over, loads)
 	for b, w := range now {

@@ -156,8 +156,7 @@ func (b *budget) set(svc *service, n int) (differ []*service) {
 	return differ
 }
 
-// split returns the cut so that those after it, and as many as possible, fit if all may have a number,
-// and their sum.
+// split returns the cut so that those after it, and as many as possible, fit if all may have a number, and their sum.
 func (t *tenant) split(most int) (cut, kept int) {
 	if t.kept > most && t.sorted == nil {
 		for svc, n := range t.needs {

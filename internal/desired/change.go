@@ -11,8 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// PoolID identifies a pool. The ID of a deleted pool is reused, but never within
-// one Change.
+// PoolID identifies a pool. The ID of a deleted pool is reused, but never within one Change.
 type PoolID uint32
 
 // Update is the difference between two contents, with one part for each consumer.
@@ -23,8 +22,7 @@ type Update struct {
 	// Health lists the health checks of load balancers that have a new answer.
 	Health []HealthCheck
 
-	// Relays lists the NodePorts on loopback addresses that are served otherwise than
-	// before.
+	// Relays lists the NodePorts on loopback addresses that are served otherwise than before.
 	Relays []Relay
 
 	// Flows lists the conntrack entries that the Change made stale. Each is in one Update only.
@@ -67,8 +65,7 @@ func (c *Change) Empty() bool {
 	return !c.Rebuild && len(c.Frontends) == 0 && len(c.Pools) == 0
 }
 
-// FrontendChange is a frontend that was added (Old is nil), deleted (New is nil) or
-// changed.
+// FrontendChange is a frontend that was added (Old is nil), deleted (New is nil) or changed.
 type FrontendChange struct {
 	Old, New *Frontend
 }
@@ -81,8 +78,7 @@ func (c FrontendChange) Key() FrontendKey {
 	return c.Old.FrontendKey
 }
 
-// PoolChange is the difference in a pool. The lists of backends are unordered, and Added and
-// Removed are disjoint.
+// PoolChange is the difference in a pool. The lists of backends are unordered, and Added and Removed are disjoint.
 type PoolChange struct {
 	ID      PoolID
 	Service ServicePort // the Service port that has the endpoints, for comments and messages
@@ -134,8 +130,7 @@ type Verdict uint8
 const (
 	// Reject answers with a TCP reset or an ICMP error.
 	Reject Verdict = iota
-	// Drop discards packets silently: there are endpoints, but the traffic policy
-	// excludes all of them on this node.
+	// Drop discards packets silently: there are endpoints, but the traffic policy excludes all of them on this node.
 	Drop
 	// Pass leaves packets to the node's routes ([AnnotationFailover]).
 	Pass

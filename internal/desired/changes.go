@@ -151,9 +151,8 @@ func (s *State) Full() *Update {
 	return c
 }
 
-// Reported returns the content as of the last Change or Full, as a Change from
-// nothing. The kernel has it if programming succeeded. Later events are not included.
-// Reported does not modify the State.
+// Reported returns the content as of the last Change or Full, as a Change from nothing. The kernel has it if
+// programming succeeded. Later events are not included. Reported does not modify the State.
 func (s *State) Reported() *Change {
 	c := &Change{Local: s.reportedLocal, Ranges: s.reportedRanged, Masquerade: s.config.masquerade()}
 	c.Frontends = make([]FrontendChange, 0, len(s.frontends))

@@ -11,12 +11,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// frontend is a frontend and the Service ports that claim it. More than one claim
-// is a conflict between Services. (The API server prevents conflicts of ClusterIPs
-// and NodePorts, but not of other addresses.) The claim with the lowest AddressKind
-// wins, so that no external IP can take over a ClusterIP or a NodePort. Among claims of one kind,
-// the oldest Service wins, by creation time and then by name, so that the outcome does
-// not depend on the order of events.
+// frontend is a frontend and the Service ports that claim it. More than one claim is a conflict between Services. (The
+// API server prevents conflicts of ClusterIPs and NodePorts, but not of other addresses.) The claim with the lowest
+// AddressKind wins, so that no external IP can take over a ClusterIP or a NodePort. Among claims of one kind, the
+// oldest Service wins, by creation time and then by name, so that the outcome does not depend on the order of events.
 type frontend struct {
 	key      FrontendKey
 	claims   []claim // in order of precedence; the first one wins
@@ -190,9 +188,8 @@ func (s *State) count(svc *service, n int) {
 	add(s.contested, svc.name, n)
 }
 
-// Contested returns the number of frontends that Services claim and do not have because
-// another Service has them, by Service, and whether it differs from the last call. The map must
-// not be modified, and changes with the State.
+// Contested returns the number of frontends that Services claim and do not have because another Service has them, by
+// Service, and whether it differs from the last call. The map must not be modified, and changes with the State.
 func (s *State) Contested() (all map[types.NamespacedName]int, differs bool) {
 	differs, s.contestedDiffers = s.contestedDiffers, false
 	return s.contested, differs

@@ -11,24 +11,20 @@ import (
 
 // Config is the part of a State's input that is not made of objects.
 type Config struct {
-	// NodeName is the name of the node that is being programmed, as
-	// EndpointSlices write it.
+	// NodeName is the name of the node that is being programmed, as EndpointSlices write it.
 	NodeName string
 
-	// NodeIP, if valid, overrides the Node object's address of the same family
-	// (kube-proxy's bindAddress).
+	// NodeIP, if valid, overrides the Node object's address of the same family (kube-proxy's bindAddress).
 	NodeIP netip.Addr
 
 	// NodePorts selects the addresses on which NodePorts answer.
 	NodePorts NodePortAddresses
 
-	// IPVS says that virtual servers of the kernel serve frontends, where they can (see
-	// [Frontend.IPVS]). A NodePort is one frontend for each address then; otherwise it is one for
-	// all addresses of a family.
+	// IPVS says that virtual servers of the kernel serve frontends, where they can (see [Frontend.IPVS]). A NodePort is
+	// one frontend for each address then; otherwise it is one for all addresses of a family.
 	IPVS bool
 
-	// LoopbackNodePorts says how NodePorts on loopback addresses are handled, by
-	// Family.
+	// LoopbackNodePorts says how NodePorts on loopback addresses are handled, by Family.
 	LoopbackNodePorts [families]LoopbackNodePorts
 
 	// DetectLocal says how traffic from this node's pods is recognized.
@@ -85,27 +81,22 @@ type Config struct {
 	// MaxTable is the largest size of a Maglev table, one of [TableSizes]; 0 for MaxTable.
 	MaxTable int
 
-	// Without lists the families that the node cannot serve. Addresses of these
-	// families are ignored.
+	// Without lists the families that the node cannot serve. Addresses of these families are ignored.
 	Without Families
 }
 
-// NodePortAddresses selects the addresses of this node that serve NodePorts
-// (kube-proxy's --nodeport-addresses). The zero value selects all. IPv6 link-local
-// addresses never serve NodePorts.
+// NodePortAddresses selects the addresses of this node that serve NodePorts (kube-proxy's --nodeport-addresses). The
+// zero value selects all. IPv6 link-local addresses never serve NodePorts.
 type NodePortAddresses struct {
-	// Primary selects the Node's own addresses (status.addresses), one of
-	// each family.
+	// Primary selects the Node's own addresses (status.addresses), one of each family.
 	Primary bool
 
-	// CIDRs selects the addresses on this node's interfaces that are in one of
-	// the ranges. All addresses of a family without a range are selected, unless
-	// Primary is set.
+	// CIDRs selects the addresses on this node's interfaces that are in one of the ranges. All addresses of a family
+	// without a range are selected, unless Primary is set.
 	CIDRs []netip.Prefix
 
-	// Loopback allows IPv4 loopback addresses too, served by the kernel (kube-proxy's
-	// --iptables-localhost-nodeports). IPv6 has no equivalent: the kernel never
-	// sends packets with the source ::1 to another machine.
+	// Loopback allows IPv4 loopback addresses too, served by the kernel (kube-proxy's --iptables-localhost-nodeports).
+	// IPv6 has no equivalent: the kernel never sends packets with the source ::1 to another machine.
 	Loopback bool
 }
 
@@ -135,9 +126,8 @@ type DetectLocal struct {
 	Interface string         // at most 15 bytes
 }
 
-// LocalTraffic says how to recognize traffic from this node's pods. For a family
-// without a criterion, traffic to ClusterIPs is not masqueraded, and no traffic is
-// treated as coming from a pod.
+// LocalTraffic says how to recognize traffic from this node's pods. For a family without a criterion, traffic to
+// ClusterIPs is not masqueraded, and no traffic is treated as coming from a pod.
 type LocalTraffic struct {
 	CIDRs    [families]netip.Prefix // the range of its source address, or invalid
 	Iface    string                 // the interface on which it arrives, or ""

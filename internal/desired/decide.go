@@ -30,8 +30,7 @@ type Origin struct {
 	Addr  netip.Addr // the client's; invalid if it is not known
 }
 
-// Origin classifies a client by its address, and by the interface on which its packets arrive, "" if
-// that is not known.
+// Origin classifies a client by its address, and by the interface on which its packets arrive, "" if that is not known.
 func (s *State) Origin(a netip.Addr, iface string) Origin {
 	switch local := s.reportedLocal; {
 	case slices.Contains(s.node.addrs, a):
@@ -47,8 +46,7 @@ type Decision struct {
 	Frontend *Frontend // that was reported last; nil if none serves the destination, for the reason None
 	None     None
 
-	// Service has the Frontend, the ClusterIP, or the NodePort that answers at other addresses
-	// only; zero without.
+	// Service has the Frontend, the ClusterIP, or the NodePort that answers at other addresses only; zero without.
 	Service     types.NamespacedName
 	ServiceCIDR netip.Prefix // that has the destination, if None is Unallocated
 	ServedAt    []netip.Addr // where the NodePort answers, if None is NotServing
@@ -275,9 +273,8 @@ func (s *State) frontendAt(to FrontendKey) *frontend {
 	return nil
 }
 
-// FrontendAt returns the frontend that serves a destination, as it was reported last; nil without.
-// The destination need not be a frontend's own: NodePorts are at all addresses of the node that
-// serve them.
+// FrontendAt returns the frontend that serves a destination, as it was reported last; nil without. The destination need
+// not be a frontend's own: NodePorts are at all addresses of the node that serve them.
 func (s *State) FrontendAt(to FrontendKey) *Frontend {
 	if f := s.frontendAt(to); f != nil {
 		return f.reported

@@ -261,8 +261,7 @@ func (e *endpoints) count(en *entry, n int32) {
 	}
 }
 
-// change appends the differences of the pools from the last report to all, and marks them as
-// reported.
+// change appends the differences of the pools from the last report to all, and marks them as reported.
 func (e *endpoints) change(all []PoolChange, s *State) []PoolChange {
 	var changes [kinds]PoolChange
 	first := !e.told

@@ -8,22 +8,19 @@ import (
 	"slices"
 )
 
-// StaleFlows describes conntrack entries of UDP and SCTP that send a flow to a
-// backend that it should no longer go to. They are to be deleted, so that the next
-// packet creates a new entry. TCP connections are left alone, with three exceptions: their
-// clients notice.
+// StaleFlows describes conntrack entries of UDP and SCTP that send a flow to a backend that it should no longer go to.
+// They are to be deleted, so that the next packet creates a new entry. TCP connections are left alone, with three
+// exceptions: their clients notice.
 type StaleFlows struct {
-	// Protocol is UDP or SCTP, or TCP. With TCP, Backends alone
-	// belong to Nodes that were deleted: connections to them are stale whatever their
-	// frontend. Connections to Frontends alone are stale if their SYN was not translated and has
-	// no answer yet: it was sent while rules were missing, and its repetitions would not be
-	// translated either. Connections to Frontends that were translated to Backends are stale while their SYN
-	// has no answer: the Backends do not answer.
+	// Protocol is UDP or SCTP, or TCP. With TCP, Backends alone belong to Nodes that were deleted: connections to them
+	// are stale whatever their frontend. Connections to Frontends alone are stale if their SYN was not translated and
+	// has no answer yet: it was sent while rules were missing, and its repetitions would not be translated either.
+	// Connections to Frontends that were translated to Backends are stale while their SYN has no answer: the Backends
+	// do not answer.
 	Protocol Protocol
 
-	// Frontends are the original destinations of the flows. A NodePort has one for each
-	// address that serves it. A flow to a port in a range goes to an endpoint's same port, and stays if the
-	// port is among Ports.
+	// Frontends are the original destinations of the flows. A NodePort has one for each address that serves it. A flow
+	// to a port in a range goes to an endpoint's same port, and stays if the port is among Ports.
 	Frontends []FrontendKey
 
 	// Ports are destinations in ranges of Frontends that other frontends serve.
@@ -38,10 +35,9 @@ type StaleFlows struct {
 	Only bool
 }
 
-// flowWatch tracks which endpoints serve existing flows. Whether an endpoint is chosen as a
-// backend does not matter: like TCP connections, existing flows keep their endpoint for as
-// long as it serves. As in kube-proxy, they do not keep one that is ready without serving
-// (publishNotReadyAddresses).
+// flowWatch tracks which endpoints serve existing flows. Whether an endpoint is chosen as a backend does not matter:
+// like TCP connections, existing flows keep their endpoint for as long as it serves. As in kube-proxy, they do not keep
+// one that is ready without serving (publishNotReadyAddresses).
 type flowWatch struct {
 	serving     int       // number of entries with isServing
 	wasServed   bool      // serving was > 0 at the last change
@@ -49,10 +45,9 @@ type flowWatch struct {
 	stopped     []Backend // since the last change: no longer serving, or deleted
 }
 
-// watchFlows updates the tracking of flows for one entry: those to an endpoint that stops
-// serving, or is deleted, are stale, also if no other endpoint serves. An endpoint without
-// serving that is ready gets flows for as long as a pool has it. former are the flags before
-// the pools were updated.
+// watchFlows updates the tracking of flows for one entry: those to an endpoint that stops serving, or is deleted, are
+// stale, also if no other endpoint serves. An endpoint without serving that is ready gets flows for as long as a pool
+// has it. former are the flags before the pools were updated.
 func (e *endpoints) watchFlows(en *entry, former entryFlags) {
 	const getsFlows = isServing | inPools
 	w, serves := e.flows, !e.gone && en.listed > 0 && en.cond&serving != 0
@@ -68,9 +63,8 @@ func (e *endpoints) watchFlows(en *entry, former entryFlags) {
 	}
 }
 
-// staleFlows appends the flows that the last change made stale: flows to endpoints that
-// stopped serving. When endpoints serve for the first time, all flows to other destinations
-// are stale.
+// staleFlows appends the flows that the last change made stale: flows to endpoints that stopped serving. When endpoints
+// serve for the first time, all flows to other destinations are stale.
 func (s *State) staleFlows(all []StaleFlows, e *endpoints) []StaleFlows {
 	w := e.flows
 	if w == nil {
@@ -208,9 +202,8 @@ func (s *State) movedFlows(all []StaleFlows, former map[FrontendKey]*endpoints) 
 	return slices.AppendSeq(all, maps.Values(ended))
 }
 
-// allFlows lists, for all frontends, the flows that are not stale: flows to endpoints
-// that serve. Of TCP, it lists the frontends, without NodePorts: the node itself answers a SYN
-// to its own address.
+// allFlows lists, for all frontends, the flows that are not stale: flows to endpoints that serve. Of TCP, it lists the
+// frontends, without NodePorts: the node itself answers a SYN to its own address.
 func (s *State) allFlows() (all []StaleFlows) {
 	tcp := StaleFlows{Protocol: TCP, Frontends: make([]FrontendKey, 0, len(s.frontends))}
 	for key, f := range s.frontends {

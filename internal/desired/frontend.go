@@ -45,8 +45,7 @@ type AddressKind uint8
 // The kinds of frontend addresses, in order of precedence: if two Services claim one
 // address, port and protocol, the kind that is listed first wins.
 const (
-	// ClusterIP is a virtual address that belongs to one Service as a
-	// whole: traffic to other ports is rejected.
+	// ClusterIP is a virtual address that belongs to one Service as a whole: traffic to other ports is rejected.
 	ClusterIP AddressKind = iota + 1
 	// LoadBalancerIP is an address of status.loadBalancer.ingress whose
 	// traffic arrives with that address as its destination (ipMode VIP).
@@ -66,9 +65,8 @@ func (k AddressKind) String() string {
 // Traffic to them is masqueraded unless that policy is Local.
 func (k AddressKind) External() bool { return k != ClusterIP }
 
-// FrontendKey identifies a frontend. The unspecified address is that of a NodePort. It stands for
-// each of [NodeAddresses] that is not a ClusterIP or, with the same port and protocol, a load
-// balancer IP.
+// FrontendKey identifies a frontend. The unspecified address is that of a NodePort. It stands for each of
+// [NodeAddresses] that is not a ClusterIP or, with the same port and protocol, a load balancer IP.
 type FrontendKey struct {
 	netip.AddrPort
 	Protocol Protocol
@@ -95,8 +93,7 @@ func (k FrontendKey) String() string {
 	return s + "/" + k.Protocol.String()
 }
 
-// Frontend is an address, protocol and port that clients connect to. It is
-// comparable.
+// Frontend is an address, protocol and port that clients connect to. It is comparable.
 type Frontend struct {
 	FrontendKey
 	Kind    AddressKind
@@ -106,10 +103,9 @@ type Frontend struct {
 	Pool  PoolID
 	Scope Scope
 
-	// LocalPool has the backends for traffic from outside, which comes neither
-	// from a pod of this node (see [LocalTraffic]) nor from the node itself. It is
-	// set with externalTrafficPolicy: Local, and [NoPool] otherwise. Its scope is
-	// Local, and that of Pool is Cluster.
+	// LocalPool has the backends for traffic from outside, which comes neither from a pod of this node (see
+	// [LocalTraffic]) nor from the node itself. It is set with externalTrafficPolicy: Local, and [NoPool] otherwise.
+	// Its scope is Local, and that of Pool is Cluster.
 	LocalPool PoolID
 
 	// Passes says that traffic from outside is passed on by the node's routes
@@ -120,8 +116,7 @@ type Frontend struct {
 	// last new connection (sessionAffinity: ClientIP); 0 without affinity.
 	Affinity uint32
 
-	// Shared says that a client keeps its endpoint in all ports of the Service, as it has ranges and
-	// Affinity.
+	// Shared says that a client keeps its endpoint in all ports of the Service, as it has ranges and Affinity.
 	Shared bool
 
 	// Parts are those of a range, in order, and immutable; nil if another Service may have ports in it.
@@ -140,8 +135,7 @@ type Frontend struct {
 	// LocalPool too.
 	IPVS bool
 
-	// Scheduler is the IPVS scheduler of this Service ([AnnotationScheduler]); "" for the
-	// node's.
+	// Scheduler is the IPVS scheduler of this Service ([AnnotationScheduler]); "" for the node's.
 	Scheduler string
 }
 
@@ -169,8 +163,7 @@ func (f *Frontend) VirtualServer() PoolID {
 // NoPool is a PoolID that no pool has.
 const NoPool PoolID = 1<<32 - 1
 
-// SourceRanges are ranges of client addresses of one family, disjoint and in
-// order. They are immutable.
+// SourceRanges are ranges of client addresses of one family, disjoint and in order. They are immutable.
 type SourceRanges struct{ ranges []netip.Prefix }
 
 // All lists the ranges.

@@ -10,9 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// HealthCheck is the answer to a load balancer that asks this node about a Service
-// (spec.healthCheckNodePort). It replaces the previous HealthCheck of the same
-// Service.
+// HealthCheck is the answer to a load balancer that asks this node about a Service (spec.healthCheckNodePort). It
+// replaces the previous HealthCheck of the same Service.
 type HealthCheck struct {
 	Service types.NamespacedName
 	Created int64 // seconds since 1970; of two Services with one port, the older one has it

@@ -90,8 +90,7 @@ func (s *State) placeBalancers() {
 	b.touched = nil
 }
 
-// moveAddresses has everything decided again that depends on which addresses this node or another one
-// has.
+// moveAddresses has everything decided again that depends on which addresses this node or another one has.
 func (s *State) moveAddresses(former, now []netip.Addr) {
 	moved := append(subtract(former, now), subtract(now, former)...)
 	for _, a := range moved {

@@ -17,8 +17,7 @@ type Loads interface {
 	// Of returns the load of a backend.
 	Of(Protocol, Backend) Load
 
-	// Changed returns the destinations of clients to which connections have begun or ended
-	// since the last call.
+	// Changed returns the destinations of clients to which connections have begun or ended since the last call.
 	Changed() []FrontendKey
 }
 
@@ -60,8 +59,7 @@ func (s *State) LoadsKnown(err error) (changed bool) {
 	return true
 }
 
-// lacksLoads reports a Problem of a Service that asks for LeastConnections by itself while
-// connections are not counted.
+// lacksLoads reports a Problem of a Service that asks for LeastConnections by itself while connections are not counted.
 func (s *State) lacksLoads(name types.NamespacedName, spec *serviceSpec) {
 	if s.uncounted != nil && spec.Algorithm == LeastConnections && s.config.Balancing.Algorithm != LeastConnections {
 		s.problems = append(s.problems, ProblemOf(name, "metadata.annotations["+AnnotationScheduler+"]",
@@ -69,9 +67,8 @@ func (s *State) lacksLoads(name types.NamespacedName, spec *serviceSpec) {
 	}
 }
 
-// LoadsChanged has the next Change follow the loads ([Config.Loads]) of such Services whose
-// connections have begun or ended since the last call. It reports whether there are any. Other
-// Services cost nothing.
+// LoadsChanged has the next Change follow the loads ([Config.Loads]) of such Services whose connections have begun or
+// ended since the last call. It reports whether there are any. Other Services cost nothing.
 func (s *State) LoadsChanged() (changed bool) {
 	for _, key := range s.config.Loads.Changed() {
 		if e := s.endpointsAt(key); e != nil && s.following[e] {
@@ -187,10 +184,9 @@ func median(all []float64) float64 {
 	return all[(len(all)-1)/2]
 }
 
-// candidateOf returns a backend with a weight for [level]. If its connections take a time t (duration) on
-// average, a share of exp(-period/t) of those that are open is still open after a period. Of
-// those that begin during the period, the share that is open at its end follows. So a backend
-// gets its weight divided by that share.
+// candidateOf returns a backend with a weight for [level]. If its connections take a time t (duration) on average, a
+// share of exp(-period/t) of those that are open is still open after a period. Of those that begin during the period,
+// the share that is open at its end follows. So a backend gets its weight divided by that share.
 func candidateOf(weight, open, duration float64) candidate {
 	if duration == 0 {
 		return candidate{open, weight, weight}

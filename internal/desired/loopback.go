@@ -14,8 +14,7 @@ const (
 	// LoopbackIgnored leaves them alone, so they reach this node's own programs. In
 	// iptables mode, NodePortAddresses.Loopback may serve IPv4 ones.
 	LoopbackIgnored LoopbackNodePorts = iota
-	// LoopbackRelayed serves TCP and UDP by a relay in user space, at 127.0.0.1 and
-	// ::1, and refuses SCTP.
+	// LoopbackRelayed serves TCP and UDP by a relay in user space, at 127.0.0.1 and ::1, and refuses SCTP.
 	LoopbackRelayed
 	// LoopbackRefused refuses all of them.
 	LoopbackRefused
@@ -24,17 +23,14 @@ const (
 // loopbacks are the addresses of relays, by family.
 var loopbacks = [families]netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}
 
-// Relay is a NodePort on a loopback address that is served in user space. It replaces the
-// previous Relay of its key.
+// Relay is a NodePort on a loopback address that is served in user space. It replaces the previous Relay of its key.
 type Relay struct {
 	FrontendKey
 
-	// Service is the Service port, or the zero value if no Service has the NodePort
-	// any more.
+	// Service is the Service port, or the zero value if no Service has the NodePort any more.
 	Service ServicePort
 
-	// Backends are the endpoints for new connections, in no order. Without any,
-	// connections are refused.
+	// Backends are the endpoints for new connections, in no order. Without any, connections are refused.
 	Backends []Backend
 
 	// Weights are those of the backends that differ from DefaultWeight.

@@ -18,10 +18,9 @@ type node struct {
 	listed   []netip.Addr           // all that the Node object has
 }
 
-// SetNode adds or replaces a Node. Of other nodes than this one, only the addresses matter.
-// Addresses and pod CIDRs are kept when a later version of the object lacks them, so that an
-// incomplete object does not change the programmed content. SetNode reports whether the State may
-// have changed, which is exact for other nodes.
+// SetNode adds or replaces a Node. Of other nodes than this one, only the addresses matter. Addresses and pod CIDRs are
+// kept when a later version of the object lacks them, so that an incomplete object does not change the programmed
+// content. SetNode reports whether the State may have changed, which is exact for other nodes.
 func (s *State) SetNode(in *corev1.Node) (changed bool) {
 	if in.Name != s.config.NodeName {
 		addrs := addressesOf(in)
@@ -195,9 +194,8 @@ func subtract[T comparable](a, b []T) (out []T) {
 	return out
 }
 
-// of returns the selected addresses, without duplicates. IPv6 link-local addresses are left
-// out: each interface has one, also those of pods, and clients cannot use them without
-// naming an interface.
+// of returns the selected addresses, without duplicates. IPv6 link-local addresses are left out: each interface has
+// one, also those of pods, and clients cannot use them without naming an interface.
 func (n NodePortAddresses) of(node *node) (out []netip.Addr) {
 	add := func(ip netip.Addr) {
 		ip = ip.Unmap().WithZone("")
@@ -221,9 +219,8 @@ func (n NodePortAddresses) of(node *node) (out []netip.Addr) {
 	return out
 }
 
-// NodePortAddresses returns the addresses that serve NodePorts, for health check
-// servers that listen on the same addresses. If all addresses of a family are
-// selected, the unspecified address stands for them.
+// NodePortAddresses returns the addresses that serve NodePorts, for health check servers that listen on the same
+// addresses. If all addresses of a family are selected, the unspecified address stands for them.
 func (s *State) NodePortAddresses() (out []netip.Addr) {
 	n := s.config.NodePorts
 	for f, unspecified := range unspecified {
@@ -263,8 +260,7 @@ func (n NodePortAddresses) selects(ip netip.Addr) bool {
 	return n.all(FamilyOf(ip)) || slices.ContainsFunc(n.CIDRs, func(p netip.Prefix) bool { return p.Contains(ip) })
 }
 
-// updateSources derives the source ranges of all Services again after the Node's
-// addresses changed.
+// updateSources derives the source ranges of all Services again after the Node's addresses changed.
 func (s *State) updateSources() {
 	for _, svc := range s.services {
 		if svc.spec == nil {

@@ -10,10 +10,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// This file is about NodePorts that are one frontend for all addresses of the node
-// ([FrontendKey.OnNode]). Another frontend with one of these addresses and the same port and
-// protocol overrides the NodePort there, unless it is an external IP, which is not served then:
-// a tenant may write any into a Service.
+// This file is about NodePorts that are one frontend for all addresses of the node ([FrontendKey.OnNode]). Another
+// frontend with one of these addresses and the same port and protocol overrides the NodePort there, unless it is an
+// external IP, which is not served then: a tenant may write any into a Service.
 
 // unspecified are the addresses of NodePorts, by family.
 var unspecified = [families]netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}
@@ -114,8 +113,7 @@ func (s *State) reportLeftOut(f *frontend) {
 	}
 }
 
-// overrides yields the frontends that claim the port of a NodePort, with it, for a NodePort or for
-// one of them.
+// overrides yields the frontends that claim the port of a NodePort, with it, for a NodePort or for one of them.
 func (s *State) overrides(f *frontend) iter.Seq2[*frontend, *frontend] {
 	return func(yield func(e, nodePort *frontend) bool) {
 		if len(f.claims) == 0 {
@@ -135,8 +133,7 @@ func (s *State) overrides(f *frontend) iter.Seq2[*frontend, *frontend] {
 	}
 }
 
-// nodePortAt returns the NodePort that serves an address and a port unless another frontend
-// overrides it, or nil.
+// nodePortAt returns the NodePort that serves an address and a port unless another frontend overrides it, or nil.
 func (s *State) nodePortAt(k FrontendKey) *frontend {
 	if n := s.frontends[k.NodePort()]; s.sets[NodeAddresses].has(Address(k.Addr())) && n != nil && len(n.claims) > 0 {
 		return n

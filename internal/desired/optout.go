@@ -10,9 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// AnnotationFastPath with the value "off" keeps connections off the fast path: on a Service those
-// to its frontends, on a pod of this node those from and to its addresses. On a Namespace it
-// counts for each of its Services and pods.
+// AnnotationFastPath with the value "off" keeps connections off the fast path: on a Service those to its frontends, on
+// a pod of this node those from and to its addresses. On a Namespace it counts for each of its Services and pods.
 const AnnotationFastPath = "slipstream.io/fast-path"
 
 // optOuts are the pods of this node, and the Namespaces that opt out of the fast path.

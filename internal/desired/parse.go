@@ -8,9 +8,8 @@ import (
 	netutils "k8s.io/utils/net"
 )
 
-// Stored objects may contain notations that the API no longer accepts: leading zeros
-// in IPv4 addresses ("010.0.0.1" is 10.0.0.1), and IPv4-mapped IPv6 addresses and
-// ranges. They are parsed as kube-proxy does.
+// Stored objects may contain notations that the API no longer accepts: leading zeros in IPv4 addresses ("010.0.0.1" is
+// 10.0.0.1), and IPv4-mapped IPv6 addresses and ranges. They are parsed as kube-proxy does.
 
 // parseAddr parses an address. An IPv4-mapped address becomes an IPv4 address.
 func parseAddr(text string) (netip.Addr, bool) {

@@ -168,9 +168,8 @@ func (t *tally) choose(s Scope, spec *serviceSpec) (c choice, ifEmpty Verdict) {
 	return c, ifEmpty
 }
 
-// hinted returns the hint that all backends must have, or 0. Hints apply if every
-// usable endpoint has them and at least one is for this node or its zone. Hints for
-// nodes take precedence over hints for zones.
+// hinted returns the hint that all backends must have, or 0. Hints apply if every usable endpoint has them and at least
+// one is for this node or its zone. Hints for nodes take precedence over hints for zones.
 func (t *tally) hinted() condition {
 	switch all := t.all[usable]; {
 	case t.nodeHint == all && t.nodeMatches > 0:
@@ -183,8 +182,7 @@ func (t *tally) hinted() condition {
 
 func (c choice) takes(e condition) bool { return c.use(e) == Used }
 
-// Use says whether a pool uses an endpoint or, otherwise, the first criterion that the endpoint
-// does not meet.
+// Use says whether a pool uses an endpoint or, otherwise, the first criterion that the endpoint does not meet.
 type Use uint8
 
 // The uses of an endpoint.

@@ -101,9 +101,8 @@ func (p *pool) full() PoolChange {
 	return c
 }
 
-// NoLocalEndpoints counts the Service ports with an internal or external traffic policy
-// of Local that have endpoints, but none on this node. Traffic to them is dropped. A port
-// counts once in each family in which it has addresses.
+// NoLocalEndpoints counts the Service ports with an internal or external traffic policy of Local that have endpoints,
+// but none on this node. Traffic to them is dropped. A port counts once in each family in which it has addresses.
 type NoLocalEndpoints struct{ Internal, External [families]int }
 
 // NoLocalEndpoints returns the counts as of the last Change or Full.

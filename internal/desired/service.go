@@ -13,13 +13,11 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// labelProxyName assigns a Service to another proxy, whatever its value. The label is
-// ignored on slices. (The label for headless Services is ignored on Services, because
-// their clusterIP says whether they are headless.)
+// labelProxyName assigns a Service to another proxy, whatever its value. The label is ignored on slices. (The label for
+// headless Services is ignored on Services, because their clusterIP says whether they are headless.)
 const labelProxyName = "service.kubernetes.io/service-proxy-name"
 
-// service is the record of a Service: its spec, and the slices that refer to it. The
-// slices may precede the Service.
+// service is the record of a Service: its spec, and the slices that refer to it. The slices may precede the Service.
 type service struct {
 	name   types.NamespacedName
 	wanted *serviceSpec // nil while there is no Service to proxy
@@ -55,9 +53,8 @@ type serviceSpec struct {
 	open      [families]bool // one of ranges contains all addresses
 	scheduler string         // of IPVS; "" for the node's
 
-	// ranges are loadBalancerSourceRanges by family, disjoint and in order;
-	// empty if all clients may connect. sources are the ranges that follow from
-	// them on this node.
+	// ranges are loadBalancerSourceRanges by family, disjoint and in order; empty if all clients may connect. sources
+	// are the ranges that follow from them on this node.
 	ranges  [families][]netip.Prefix
 	sources [families]*SourceRanges
 }
@@ -68,8 +65,7 @@ type externalAddr struct {
 	ip   netip.Addr
 }
 
-// portID identifies a port of a Service. A port whose portID changes is a new port,
-// with new endpoints and pools.
+// portID identifies a port of a Service. A port whose portID changes is a new port, with new endpoints and pools.
 type portID struct {
 	name     string
 	protocol Protocol
@@ -94,8 +90,7 @@ func (spec *serviceSpec) has(f Family) bool {
 	return slices.ContainsFunc(spec.clusterIPs, func(ip netip.Addr) bool { return FamilyOf(ip) == f })
 }
 
-// compactService extracts the serviceSpec. It returns nil for a Service that this proxy
-// does not handle.
+// compactService extracts the serviceSpec. It returns nil for a Service that this proxy does not handle.
 func (s *State) compactService(in *corev1.Service) *serviceSpec {
 	if _, otherProxy := in.Labels[labelProxyName]; otherProxy || in.Spec.Type == corev1.ServiceTypeExternalName {
 		return nil
@@ -159,8 +154,7 @@ func (s *State) compactService(in *corev1.Service) *serviceSpec {
 	return out
 }
 
-// address parses an address of a Service. It reports a Problem for an address that
-// cannot be used.
+// address parses an address of a Service. It reports a Problem for an address that cannot be used.
 func (s *State) address(in *corev1.Service, field, text string) (ip netip.Addr, ok bool) {
 	switch ip, ok = parseAddr(text); {
 	case !ok:

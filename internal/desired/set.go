@@ -18,13 +18,11 @@ const (
 	// addresses of load balancers too, if they are neither this node's nor another Node's.
 	ClusterIPs Set = iota
 
-	// HairpinIPs are the addresses of chosen backends that may be on this
-	// node. Traffic from such a backend that a Service sends back to the same
-	// backend is masqueraded, because its replies would not return otherwise.
+	// HairpinIPs are the addresses of chosen backends that may be on this node. Traffic from such a backend that a
+	// Service sends back to the same backend is masqueraded, because its replies would not return otherwise.
 	HairpinIPs
 
-	// NodeAddresses are the addresses of this node that serve NodePorts; none with
-	// [Config.IPVS].
+	// NodeAddresses are the addresses of this node that serve NodePorts; none with [Config.IPVS].
 	NodeAddresses
 
 	// ServiceCIDRs are the ranges from which ClusterIPs are allocated, without
@@ -40,9 +38,8 @@ const (
 	// OwnIPs are the addresses of this node's interfaces, without IPv6 link-local ones.
 	OwnIPs Set = iota - 1
 
-	// HealthPorts are the TCP ports on which this node answers the health checks
-	// of load balancers. A dataplane does not answer, but may have to accept the
-	// packets.
+	// HealthPorts are the TCP ports on which this node answers the health checks of load balancers. A dataplane does
+	// not answer, but may have to accept the packets.
 	HealthPorts
 
 	// SlowPathIPs are the addresses of pods whose connections, from and to them, stay off

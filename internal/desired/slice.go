@@ -33,8 +33,7 @@ func (sl *slice) same(o *slice) bool {
 		slices.Equal(sl.endpoints, o.endpoints) && slices.EqualFunc(sl.zones, o.zones, zones.equal)
 }
 
-// slicePort is a port of all endpoints of the slice. Service ports refer to it by name
-// and protocol.
+// slicePort is a port of all endpoints of the slice. Service ports refer to it by name and protocol.
 type slicePort struct {
 	name     string
 	protocol Protocol
@@ -47,8 +46,7 @@ type sliceEndpoint struct {
 	zones zoneSet // its zone and those in its hints
 }
 
-// compactSlice extracts the slice. It returns nil for an EndpointSlice that is
-// ignored.
+// compactSlice extracts the slice. It returns nil for an EndpointSlice that is ignored.
 func (s *State) compactSlice(in *discoveryv1.EndpointSlice) *slice {
 	name := in.Labels[discoveryv1.LabelServiceName]
 	if _, headless := in.Labels[corev1.IsHeadlessService]; name == "" || headless {

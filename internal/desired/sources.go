@@ -12,9 +12,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// sourceRanges parses spec.loadBalancerSourceRanges. A family without a range, or with
-// a range of all addresses, is open to all clients. If any range is invalid, a family
-// without a range is closed instead.
+// sourceRanges parses spec.loadBalancerSourceRanges. A family without a range, or with a range of all addresses, is
+// open to all clients. If any range is invalid, a family without a range is closed instead.
 func (s *State) sourceRanges(out *serviceSpec, in *corev1.Service) {
 	for i, text := range in.Spec.LoadBalancerSourceRanges {
 		p, ok := parsePrefix(strings.TrimSpace(text)) // the API accepts spaces
@@ -51,10 +50,9 @@ func Disjoint(all []netip.Prefix) (out []netip.Prefix) {
 	return out
 }
 
-// deriveSources computes spec.sources from a Service's source ranges. If the ranges
-// contain this node's address, the load balancer's addresses are added: if such an
-// address is assigned to an interface of the node, the node's own connections to it
-// have it as their source. An unchanged result keeps the pointer.
+// deriveSources computes spec.sources from a Service's source ranges. If the ranges contain this node's address, the
+// load balancer's addresses are added: if such an address is assigned to an interface of the node, the node's own
+// connections to it have it as their source. An unchanged result keeps the pointer.
 func (s *State) deriveSources(spec *serviceSpec) {
 	for f := range Family(families) {
 		ranges := spec.ranges[f]

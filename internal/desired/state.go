@@ -320,8 +320,7 @@ func (s *State) port(svc *service, previous map[portID]*port, p *port) *port {
 	return p
 }
 
-// updatePools creates the endpoints and pools of a port that a spec needs, and deletes the
-// others: all without a spec.
+// updatePools creates the endpoints and pools of a port that a spec needs, and deletes the others: all without a spec.
 func (s *State) updatePools(p *port, spec *serviceSpec) {
 	for f := range Family(families) {
 		e := p.endpoints[f]

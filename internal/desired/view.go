@@ -13,8 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// This file describes the state to people. The decisions are those of tally.choose, choice.use and
-// decide.go.
+// This file describes the state to people. The decisions are those of tally.choose, choice.use and decide.go.
 
 // ServiceView is a Service with all that it leads to.
 type ServiceView struct {
@@ -104,8 +103,7 @@ type EndpointView struct {
 	Warming     uint8             `json:"warming,omitempty"` // the percentage of its weight that it has, if it became ready a short time ago
 }
 
-// ViewServices calls visit with the Services that are proxied and that a filter, if not nil,
-// selects, in no order.
+// ViewServices calls visit with the Services that are proxied and that a filter, if not nil, selects, in no order.
 func (s *State) ViewServices(filter func(types.NamespacedName) bool, endpoints bool, visit func(*ServiceView)) {
 	for name, svc := range s.services {
 		if svc.spec != nil && (filter == nil || filter(name)) {

@@ -15,26 +15,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Session affinity is implemented by the map "affinity", which all Services share. Rules
-// add its elements: they map a Service port (by its affinity ID) and a client address to
-// a backend, with a timeout. The proxy never writes elements of the map, so they survive
-// its restart.
+// Session affinity is implemented by the map "affinity", which all Services share. Rules add its elements: they map a
+// Service port (by its affinity ID) and a client address to a backend, with a timeout. The proxy never writes elements
+// of the map, so they survive its restart.
 //
 // For a connection to a frontend with affinity, the rules first look up the client's
 // previous backend. It is used if the set "members" still contains it for the frontend's
 // pool. Otherwise a backend is picked as for any other connection.
 //
-// Elements are written after DNAT, where the connection leaves this node or is delivered
-// to it, so that the rules that pick a backend do not depend on affinity. Every new
-// connection refreshes the timeout. The timeout is a constant of a rule, so each distinct
-// timeout has a chain such as "remember-10800", which is created when a frontend needs it, and
-// deleted when none does. They are few (see desired.affinitySteps).
-// This is the only change of Services that makes the kernel validate the table (see the
-// package's documentation).
+// Elements are written after DNAT, where the connection leaves this node or is delivered to it, so that the rules that
+// pick a backend do not depend on affinity. Every new connection refreshes the timeout. The timeout is a constant of a
+// rule, so each distinct timeout has a chain such as "remember-10800", which is created when a frontend needs it, and
+// deleted when none does. They are few (see desired.affinitySteps). This is the only change of Services that makes the
+// kernel validate the table (see the package's documentation).
 //
-// A client that loses its backend keeps its element, with port 0 as a sign, until the
-// connection's new backend is recorded. So a client that is already recorded never counts as
-// a new one: those are limited (see clients.go).
+// A client that loses its backend keeps its element, with port 0 as a sign, until the connection's new backend is
+// recorded. So a client that is already recorded never counts as a new one: those are limited (see clients.go).
 
 // stickySelector is a flag in a pool's value in the map pools: its frontends have affinity.
 const stickySelector = 1 << 20
@@ -45,8 +41,7 @@ const (
 	dynsetDelete = 2 // Linux 5.4
 )
 
-// Registers of affinity. The first word of every value is unused (see the package's
-// documentation).
+// Registers of affinity. The first word of every value is unused (see the package's documentation).
 //
 //	9         unused word of affinity's value, then the pool
 //	10, 11 ...  backend: port and address. (The other order is one that nft 1.0.6 cannot load.)
@@ -62,8 +57,7 @@ const (
 	regClient   = regTimeout
 )
 
-// loadSticky looks up the frontend whose key is in a register in one of the maps of frontends with
-// affinity.
+// loadSticky looks up the frontend whose key is in a register in one of the maps of frontends with affinity.
 func (d *scopeSets) loadSticky(key uint32) []expr.Any {
 	return []expr.Any{
 		loadMarkTo(regID), loadMarkTo(regID + 1), loadMarkTo(regTimeout), // only for the nft command
@@ -113,14 +107,12 @@ func (w *ruleWriter) affinity(d *scopeSets, selector int) {
 // a packet to where it leaves this node.
 const backendless = time.Minute
 
-// deleteClient deletes a client's element, if there is one. The kernel requires a value beside
-// the key, and ignores it.
+// deleteClient deletes a client's element, if there is one. The kernel requires a value beside the key, and ignores it.
 func (s *schema) deleteClient(value uint32) expr.Any {
 	return &expr.Dynset{SetName: s.affinity.Name, Operation: dynsetDelete, SrcRegKey: regID, SrcRegData: value}
 }
 
-// recordClient adds an element for a client, or refreshes its timeout. Existing elements keep
-// their value.
+// recordClient adds an element for a client, or refreshes its timeout. Existing elements keep their value.
 func (s *schema) recordClient(value uint32, timeout time.Duration) expr.Any {
 	return &expr.Dynset{SetName: s.affinity.Name, Operation: dynsetUpdate, SrcRegKey: regID, SrcRegData: value, Timeout: timeout}
 }
@@ -244,9 +236,8 @@ func (b *Dataplane) newTimeouts(change *desired.Change) {
 	}
 }
 
-// dropTimeouts deletes chains that no frontend has any more, first their elements. A chain that the
-// kernel does not delete is tried again after the next change: before Linux 6.2 it can still refer to the
-// chain for a moment.
+// dropTimeouts deletes chains that no frontend has any more, first their elements. A chain that the kernel does not
+// delete is tried again after the next change: before Linux 6.2 it can still refer to the chain for a moment.
 func (b *Dataplane) dropTimeouts() {
 	for f := range b.served {
 		s := &schemas[f]

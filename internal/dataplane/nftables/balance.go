@@ -67,8 +67,7 @@ type pool struct {
 	partners map[netip.Addr][]desired.Backend // by address, in order
 }
 
-// counter is a rule that counts: it is counter number number-1, which counts modulo size; none if number
-// is 0.
+// counter is a rule that counts: it is counter number number-1, which counts modulo size; none if number is 0.
 type counter struct{ size, number int32 }
 
 // onDemand holds, for one scope, or its ranges, which on-demand chains exist and which round-robin counters are taken:
@@ -182,12 +181,10 @@ func (b *Dataplane) needsChain(s *schema, name string) bool {
 	return false
 }
 
-// ordered reports whether a value in the map pools is of an algorithm that needs all slots in
-// their order.
+// ordered reports whether a value in the map pools is of an algorithm that needs all slots in their order.
 func ordered(selector int) bool { return selector > 0 && selector&(hashSelector|counterSelector) != 0 }
 
-// isOnDemand reports whether a value in the map pools needs chains that are not there from the
-// start.
+// isOnDemand reports whether a value in the map pools needs chains that are not there from the start.
 func (d *scopeSets) isOnDemand(selector int) bool {
 	return selector == passSelector || selector == sharedSelector || ordered(selector) || selector > 0 && selector&sizeMask > 0 && !d.starts(selector&sizeMask)
 }
@@ -238,8 +235,7 @@ func (s *schema) writeOnDemand(batch *nfnl.Batch, d *scopeSets, selector int) {
 	s.writeSelector(batch, d, selector, chain)
 }
 
-// hash computes a slot from the client's address, and from its port too. The seed is the same on
-// every node.
+// hash computes a slot from the client's address, and from its port too. The seed is the same on every node.
 func (s *schema) hash(size int, port bool) []expr.Any {
 	source, n := s.loadTo(s.saddr, regKey), s.addrLen
 	if port {
@@ -251,8 +247,7 @@ func (s *schema) hash(size int, port bool) []expr.Any {
 	})
 }
 
-// prepareSelector returns the value of a pool in the map pools after a change, and creates the chain
-// that it needs.
+// prepareSelector returns the value of a pool in the map pools after a change, and creates the chain that it needs.
 func (b *Dataplane) prepareSelector(p *pool) int {
 	x, s := &b.onDemand[p.Family][p.sets.place], b.schemas[p.Family]
 	former := x.assignCounter(p, false)

@@ -17,12 +17,11 @@ import (
 
 // detector detects modifications of the tables by other processes.
 //
-// While the generation (see [nfnl.Conn.Generation]) does not change, no other process has
-// committed, and a check is one small request. (Notifications would cost more: with a
-// listener, the kernel also reports every element of this process's transactions.) If the
-// generation differs, another process has committed, usually to other tables. Then the
-// handles and rules of the tables are compared at once, and an element of each set is looked up. Elements
-// of all pools, and all of their slots, are looked up, spread over the next checks.
+// While the generation (see [nfnl.Conn.Generation]) does not change, no other process has committed, and a check is one
+// small request. (Notifications would cost more: with a listener, the kernel also reports every element of this
+// process's transactions.) If the generation differs, another process has committed, usually to other tables. Then the
+// handles and rules of the tables are compared at once, and an element of each set is looked up. Elements of all pools,
+// and all of their slots, are looked up, spread over the next checks.
 type detector struct {
 	generation uint32 // 0 if unknown
 	tables     [len(schemas)]programmed
@@ -43,9 +42,8 @@ type programmed struct {
 // sampleSize is how many pools, and how many slots, of each family are looked up in one Check.
 const sampleSize = 16
 
-// reset records the state after a commit for a generation as the expected state. It seals
-// tables whose rules were written. If another process has committed meanwhile it does not,
-// and the next Check finds no seal.
+// reset records the state after a commit for a generation as the expected state. It seals tables whose rules were
+// written. If another process has committed meanwhile it does not, and the next Check finds no seal.
 func (d *detector) reset(b *Dataplane, generation uint32, skeletons *skeletons, written [len(schemas)]bool) error {
 	d.generation, d.unchecked, d.unseen = 0, 0, 0
 	var batch nfnl.Batch
@@ -74,10 +72,9 @@ func (d *detector) reset(b *Dataplane, generation uint32, skeletons *skeletons, 
 	return nil
 }
 
-// Check implements dataplane.Dataplane. It finds missing and replaced tables,
-// missing and replaced rules and emptied sets at once, and single missing or modified
-// elements within several calls: one of a frontend while it looks up some of each pool, 32 in a
-// call; one of a slot while it looks up all, another 32 in a call.
+// Check implements dataplane.Dataplane. It finds missing and replaced tables, missing and replaced rules and emptied
+// sets at once, and single missing or modified elements within several calls: one of a frontend while it looks up some
+// of each pool, 32 in a call; one of a slot while it looks up all, another 32 in a call.
 func (b *Dataplane) Check(ctx context.Context) error {
 	if err := b.sequence.Check(); err != nil {
 		return err
@@ -232,8 +229,7 @@ func (b *Dataplane) hasOf(s *schema, service desired.ServicePort, write func(*wr
 	return b.has(s, &batch, "Service "+service.String())
 }
 
-// checkPool looks up one element of each kind that leads from a frontend to a backend of
-// the pool.
+// checkPool looks up one element of each kind that leads from a frontend to a backend of the pool.
 func (b *Dataplane) checkPool(id desired.PoolID, p *pool) error {
 	err := b.checkSlot(id, p, b.random.IntN(max(len(p.Slots), 1)), noSelector)
 	// All of most pools, but a Service may have many thousands.
@@ -264,10 +260,9 @@ func (b *Dataplane) checkFrontend(s *schema, f *desired.Frontend) error {
 	})
 }
 
-// A table has a seal: an empty, unused chain. Its name is a hash of the skeleton as it was
-// sent, and of the chains and rules as the kernel returns them. By the seal, the process that
-// wrote the rules detects when they are modified, and the next one, perhaps of another version
-// or with another configuration, recognizes its own rules. Chains that are
+// A table has a seal: an empty, unused chain. Its name is a hash of the skeleton as it was sent, and of the chains and
+// rules as the kernel returns them. By the seal, the process that wrote the rules detects when they are modified, and
+// the next one, perhaps of another version or with another configuration, recognizes its own rules. Chains that are
 // created when Services need them are not part of it.
 
 const sealPrefix = "rules-"

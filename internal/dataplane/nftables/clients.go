@@ -21,17 +21,15 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// All Services of a family share the map affinity. A Service gets new clients while it has at
-// most a quarter as many as there are free places, 52,428 if it is alone, 43,690 each of two,
-// and so on; and while all Services of its namespace have at most as many as there are. So neither a Service nor a
-// tenant with many takes the places of others.
+// All Services of a family share the map affinity. A Service gets new clients while it has at most a quarter as many as
+// there are free places, 52,428 if it is alone, 43,690 each of two, and so on; and while all Services of its namespace
+// have at most as many as there are. So neither a Service nor a tenant with many takes the places of others.
 //
-// The kernel cannot count the elements of a Service, but it can limit new ones, which the set
-// new-clients does for each Service and each namespace by token buckets. What a Service may have at once is at
-// most a sixteenth of the map, and a namespace a quarter, so that new clients are limited before they are counted, however
-// fast they arrive. The proxy counts the clients now and then, and then gives every Service new
-// tokens: those that the rules give, or as many as it may have new clients. If the proxy does
-// not run, a Service gets new clients more slowly, or none.
+// The kernel cannot count the elements of a Service, but it can limit new ones, which the set new-clients does for each
+// Service and each namespace by token buckets. What a Service may have at once is at most a sixteenth of the map, and a
+// namespace a quarter, so that new clients are limited before they are counted, however fast they arrive. The proxy
+// counts the clients now and then, and then gives every Service new tokens: those that the rules give, or as many as it
+// may have new clients. If the proxy does not run, a Service gets new clients more slowly, or none.
 
 // share and atOnce are the divisors of the free places and of all places, respectively, that
 // limit the clients of a Service, and the others those of a namespace.
@@ -108,8 +106,7 @@ func (c *Clients) dial() (err error) {
 	return err
 }
 
-// Count returns the last numbers, at most some minutes old, by desired.Family. It may be called
-// by any goroutine.
+// Count returns the last numbers, at most some minutes old, by desired.Family. It may be called by any goroutine.
 func (c *Clients) Count() [len(schemas)]ClientCount {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -129,8 +126,7 @@ const (
 	countRest = 100
 )
 
-// Run counts and limits clients until ctx ends. It calls full when a Service becomes full (see
-// [ClientCount]).
+// Run counts and limits clients until ctx ends. It calls full when a Service becomes full (see [ClientCount]).
 func (c *Clients) Run(ctx context.Context, full func(types.NamespacedName, desired.Family)) {
 	const notCounted = "Could not count and limit clients with session affinity"
 	log := klog.FromContext(ctx)
@@ -225,8 +221,7 @@ func tolerate(err error) error {
 	return err
 }
 
-// count counts the clients by the number of their Service. The number is approximate, as
-// the clients change meanwhile.
+// count counts the clients by the number of their Service. The number is approximate, as the clients change meanwhile.
 func (c *Clients) count(s *schema) (byService map[uint32]int, total int, err error) {
 	byService = map[uint32]int{}
 	err = c.conn.Elements(s.table, s.affinity.Name, func(e nfnl.Element) {
@@ -276,8 +271,7 @@ func (c *Clients) limit(s *schema, limits map[uint32]uint32) error {
 	return tolerate(c.conn.Commit(0, &batch))
 }
 
-// service returns the Service with a number in its affinity IDs, without a name if there is
-// none.
+// service returns the Service with a number in its affinity IDs, without a name if there is none.
 func (c *Clients) service(s *schema, id uint32) (name types.NamespacedName, err error) {
 	err = c.conn.Elements(s.table, s.addressSets[0].sticky.Name, func(e nfnl.Element) {
 		if firstNumber(e.Value[4:]) == id {
@@ -288,9 +282,8 @@ func (c *Clients) service(s *schema, id uint32) (name types.NamespacedName, err 
 	return name, tolerate(err)
 }
 
-// ClientsBackend returns the backend that a client of a frontend with session affinity had last,
-// and for how long it is remembered. The backend is zero if there is none. ClientsBackend can be called
-// at any time, by any goroutine.
+// ClientsBackend returns the backend that a client of a frontend with session affinity had last, and for how long it is
+// remembered. The backend is zero if there is none. ClientsBackend can be called at any time, by any goroutine.
 func (b *Dataplane) ClientsBackend(f *desired.Frontend, client netip.Addr) (backend desired.Backend, left time.Duration, err error) {
 	conn, err := nfnl.Dial(b.config.NetNS)
 	if err != nil {

@@ -15,17 +15,15 @@ import (
 // errNotCold says that one of the tables already exists.
 var errNotCold = errors.New("not a cold start")
 
-// startCold programs the full content if none of the tables exists. Only the last of
-// several transactions lets packets enter the tables. So the others can be small, which
-// is faster (nfnl.Conn.CommitPieces):
+// startCold programs the full content if none of the tables exists. Only the last of several transactions lets packets
+// enter the tables. So the others can be small, which is faster (nfnl.Conn.CommitPieces):
 //
 //  1. the tables, with chains, sets and rules, but no rule of a base chain
 //  2. the chains that only these Services need
 //  3. ... the elements
 //     last   the rules of the base chains
 //
-// An interrupted start leaves tables that no packet enters. The next start detects that
-// rules are missing.
+// An interrupted start leaves tables that no packet enters. The next start detects that rules are missing.
 func (b *Dataplane) startCold(ctx context.Context, full *desired.Change, want *skeletons) error {
 	if err := ctx.Err(); err != nil {
 		return err

@@ -2,10 +2,9 @@
 
 // Package nftables is the dataplane that programs the kernel's nf_tables.
 //
-// Everything that depends on Services and endpoints is an element of a map or set. Chains and
-// rules are constant. There is one table for each address family. In nft's notation, for IPv4,
-// with two Services, the second one of type LoadBalancer, with externalTrafficPolicy Local,
-// session affinity and source ranges:
+// Everything that depends on Services and endpoints is an element of a map or set. Chains and rules are constant. There
+// is one table for each address family. In nft's notation, for IPv4, with two Services, the second one of type
+// LoadBalancer, with externalTrafficPolicy Local, session affinity and source ranges:
 //
 //	table ip slipstream {
 //	  # frontend -> pool
@@ -94,35 +93,31 @@
 // All base chains have the type nat, so only the first packet of a connection traverses
 // them. Packets of established connections are not looked up in any map.
 //
-// Changing chains, rules and verdict maps is expensive. When an element with a goto is
-// added, the kernel validates the whole table and follows every element of every verdict
-// map (nft_table_validate). When a rule that uses a map is added, the kernel walks that
-// map (nf_tables_bind_set). BenchmarkVerdictMap and BenchmarkNewRule in package nfnl
-// measure this. So chains and verdict maps are created at the start and stay the same,
-// except that a new timeout of session affinity adds a chain, and so does an algorithm with a
-// number of slots that no Service had before, and the first pool of a size above startSize
-// (balance.go). With every transaction, the kernel visits all chains (nf_tables_commit_chain), so
-// few are created at the start. Between a frontend and its chain
-// there are maps of plain values. Within a rule, the value of one look-up is the key of the
-// next, in the kernel's registers. A change of Services consists of elements of such maps, at a
-// few microseconds each, and does not replace a frontend's element when its backends change.
+// Changing chains, rules and verdict maps is expensive. When an element with a goto is added, the kernel validates the
+// whole table and follows every element of every verdict map (nft_table_validate). When a rule that uses a map is
+// added, the kernel walks that map (nf_tables_bind_set). BenchmarkVerdictMap and BenchmarkNewRule in package nfnl
+// measure this. So chains and verdict maps are created at the start and stay the same, except that a new timeout of
+// session affinity adds a chain, and so does an algorithm with a number of slots that no Service had before, and the
+// first pool of a size above startSize (balance.go). With every transaction, the kernel visits all chains
+// (nf_tables_commit_chain), so few are created at the start. Between a frontend and its chain there are maps of plain
+// values. Within a rule, the value of one look-up is the key of the next, in the kernel's registers. A change of
+// Services consists of elements of such maps, at a few microseconds each, and does not replace a frontend's element
+// when its backends change.
 //
-// The kernel checks every added element against every rule that uses its map
-// (nft_setelem_validate_data). So few rules use the large maps, frontends and endpoints,
-// and features that few Services need have their own maps. NodePorts have their own maps and
-// chains too, as the key of their packets is another; only the endpoints are shared.
+// The kernel checks every added element against every rule that uses its map (nft_setelem_validate_data). So few rules
+// use the large maps, frontends and endpoints, and features that few Services need have their own maps. NodePorts have
+// their own maps and chains too, as the key of their packets is another; only the endpoints are shared.
 //
 // Named counters count refused and dropped packets by reason, and the rules add elements with
 // counters to the set rejected, by frontend. Only such packets pass these rules.
 //
 // # Output of the nft command
 //
-// "nft list ruleset" prints text that nft can load again, so that a saved ruleset of the
-// node does not fail as a whole because of Slipstream's tables. But nft has no notation for
-// a look-up of the result of a look-up, and up to at least version 1.0.6 it aborts on such
-// rules. So rules contain expressions that only nft sees. It records for each register the
-// expression that was last written to it, by the number of the first register, and does not
-// print what no later expression reads:
+// "nft list ruleset" prints text that nft can load again, so that a saved ruleset of the node does not fail as a whole
+// because of Slipstream's tables. But nft has no notation for a look-up of the result of a look-up, and up to at least
+// version 1.0.6 it aborts on such rules. So rules contain expressions that only nft sees. It records for each register
+// the expression that was last written to it, by the number of the first register, and does not print what no later
+// expression reads:
 //
 //   - Every value has an unused first word. Its second word is written to a register into
 //     which the rule has just loaded the mark. nft then prints "meta mark vmap @picks" for

@@ -24,9 +24,8 @@ func refusedCounter(p desired.Protocol) string {
 	return "loopback-refused-" + strings.ToLower(p.String())
 }
 
-// RefusedPackets returns the number of packets to NodePorts that were refused at loopback
-// addresses, by family, since the family's table was created. It can be called at any
-// time, by any goroutine.
+// RefusedPackets returns the number of packets to NodePorts that were refused at loopback addresses, by family, since
+// the family's table was created. It can be called at any time, by any goroutine.
 func (b *Dataplane) RefusedPackets() (n [len(schemas)]map[desired.Protocol]uint64, err error) {
 	conn, err := nfnl.Dial(b.config.NetNS)
 	if err != nil {

@@ -14,8 +14,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 )
 
-// Dataplane is the nftables dataplane. It needs Linux 5.13 and CAP_NET_ADMIN in the
-// network namespace.
+// Dataplane is the nftables dataplane. It needs Linux 5.13 and CAP_NET_ADMIN in the network namespace.
 type Dataplane struct {
 	config   dataplane.Config
 	conn     *nfnl.Conn
@@ -56,8 +55,7 @@ func New(c dataplane.Config) (*Dataplane, error) {
 // Commits returns the count of the dataplane's transactions, for [nfnl.Conn.Share].
 func (b *Dataplane) Commits() *nfnl.Commits { return b.conn.Commits() }
 
-// Clients returns what counts and limits clients with session affinity, in parallel to the
-// Dataplane's methods.
+// Clients returns what counts and limits clients with session affinity, in parallel to the Dataplane's methods.
 func (b *Dataplane) Clients() *Clients { return &b.clients }
 
 // Close implements dataplane.Dataplane.
@@ -149,8 +147,7 @@ func (b *Dataplane) encode(change *desired.Change) {
 	}
 }
 
-// updatePools applies the changes of pools to b.pools, and collects the updates to write
-// in the writer.
+// updatePools applies the changes of pools to b.pools, and collects the updates to write in the writer.
 func (b *Dataplane) updatePools(change *desired.Change) {
 	w, left := &b.writer, false // whether a pool has left a counter, of which there were none
 	w.poolUpdates = slices.Grow(w.poolUpdates[:0], len(change.Pools))
@@ -177,8 +174,7 @@ func (b *Dataplane) updatePools(change *desired.Change) {
 		if c.IPVS {
 			p.ipvs += len(c.Added) - len(c.Removed)
 		} else if c.New && len(c.Weights) == 0 && !c.Algorithm.Hashes() {
-			// The common case of a cold start, without a search for
-			// slots and a list of their changes.
+			// The common case of a cold start, without a search for slots and a list of their changes.
 			p.Slots, r.all = c.Added, c.Added
 		} else {
 			r.slots = p.Update(c)
@@ -210,9 +206,8 @@ const (
 	passSelector = -4 // of a pool with the verdict Pass
 )
 
-// selectorKey returns the key in picks for a value in the map pools. It is one for all sizes with
-// session affinity, because the kernel follows every element of a map to chains and what it leads
-// to, each time it validates the table.
+// selectorKey returns the key in picks for a value in the map pools. It is one for all sizes with session affinity,
+// because the kernel follows every element of a map to chains and what it leads to, each time it validates the table.
 func selectorKey(selector int) uint32 {
 	if selector > 0 && selector&stickySelector != 0 {
 		return stickySelector
@@ -220,9 +215,8 @@ func selectorKey(selector int) uint32 {
 	return uint32(int32(selector))
 }
 
-// selectorOf returns a pool's value in the map pools: the upper bound of the random slot, or the
-// number of slots with the flags of an algorithm; with the flag stickySelector; or one of these
-// values.
+// selectorOf returns a pool's value in the map pools: the upper bound of the random slot, or the number of slots with
+// the flags of an algorithm; with the flag stickySelector; or one of these values.
 func selectorOf(p *pool) int {
 	n := len(p.Slots)
 	selector := pickSize(n)

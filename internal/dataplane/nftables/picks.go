@@ -12,13 +12,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A backend is picked by a random slot number. In nf_tables, the upper bound of a random
-// number is a constant of the rule, so each size of a pool would need its own rule. New rules
-// are expensive (see the package's documentation). So there is a fixed set of chains: one for
-// each size up to exactSizes, and one for each power of two above. A chain for a power of two
-// draws again if the slot is beyond the pool's end, which has a probability below one half.
-// All backends remain equally likely. Growing and shrinking a pool usually changes only its
-// slots.
+// A backend is picked by a random slot number. In nf_tables, the upper bound of a random number is a constant of the
+// rule, so each size of a pool would need its own rule. New rules are expensive (see the package's documentation). So
+// there is a fixed set of chains: one for each size up to exactSizes, and one for each power of two above. A chain for
+// a power of two draws again if the slot is beyond the pool's end, which has a probability below one half. All backends
+// remain equally likely. Growing and shrinking a pool usually changes only its slots.
 
 const (
 	// exactSizes is the size up to which a draw always hits.
@@ -32,9 +30,8 @@ const (
 	// maxSize is the largest number of backends of a pool that are used.
 	maxSize = 1 << 16
 
-	// draws is how often a chain for a power of two draws at most. After that,
-	// with a probability of 2^-draws or less, it draws from the first half, where
-	// no slot is empty.
+	// draws is how often a chain for a power of two draws at most. After that, with a probability of 2^-draws or less,
+	// it draws from the first half, where no slot is empty.
 	draws = 14
 )
 
@@ -60,8 +57,7 @@ func pickSize(n int) int {
 // pickChain is the name of a scope's chain for pools of a size.
 func (d *scopeSets) pickChain(size int) string { return d.chain("pick", size) }
 
-// drawChain is the name of the chain, for a size above exactSizes, that draws once. It returns if
-// the slot is empty.
+// drawChain is the name of the chain, for a size above exactSizes, that draws once. It returns if the slot is empty.
 func (d *scopeSets) drawChain(size int) string { return d.chain("draw", size) }
 
 func (d *scopeSets) chain(does string, size int) string {
@@ -138,8 +134,7 @@ func (s *schema) writePicks(c dataplane.Config, batch *nfnl.Batch, d *scopeSets)
 	}
 }
 
-// writeSelector makes a value in the map pools lead to a chain, with session affinity after the chain
-// for that.
+// writeSelector makes a value in the map pools lead to a chain, with session affinity after the chain for that.
 func (s *schema) writeSelector(batch *nfnl.Batch, d *scopeSets, selector int, chain string) {
 	batch.AddVerdict(s.table, d.picks, word(uint32(selector)), nfnl.Goto, chain)
 	batch.AddVerdict(s.table, d.stickyPicks, word(uint32(selector|stickySelector)), nfnl.Goto, chain)

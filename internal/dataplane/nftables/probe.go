@@ -13,14 +13,12 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 )
 
-// probeTable is the name of the table in the transactions of a probe, which are never
-// committed.
+// probeTable is the name of the table in the transactions of a probe, which are never committed.
 const probeTable = "slipstream-probe"
 
-// Probe implements dataplane.Prober. For each family, the kernel prepares a transaction
-// that creates a table with all chains, sets and rules, and aborts it
-// ([nfnl.Conn.DryRun]). The table is dormant, so that its chains are not attached to
-// hooks meanwhile, which would enable NAT in the kernel.
+// Probe implements dataplane.Prober. For each family, the kernel prepares a transaction that creates a table with all
+// chains, sets and rules, and aborts it ([nfnl.Conn.DryRun]). The table is dormant, so that its chains are not attached
+// to hooks meanwhile, which would enable NAT in the kernel.
 func (b *Dataplane) Probe(ctx context.Context) (missing []dataplane.Missing, err error) {
 	for f := range schemas {
 		if err := ctx.Err(); err != nil {
@@ -59,8 +57,7 @@ func (b *Dataplane) probe(s schema) error {
 	return feature.Missing{Feature: name, Remedy: remedy, Err: err}
 }
 
-// feature derives the missing feature of the kernel from its refusal, and what provides
-// it.
+// feature derives the missing feature of the kernel from its refusal, and what provides it.
 func (s *schema) feature(refused *nfnl.BatchError) (name, remedy string) {
 	const unexpected = "needs Linux 5.13 or later"
 	switch {

@@ -313,8 +313,7 @@ func (r *tableReader) update(e nfnl.Element, what string, change func(*dataplane
 	r.content.Frontends[key] = t
 }
 
-// localFrontend reads a frontend with a local pool: its only pool, or its pool for traffic
-// from outside.
+// localFrontend reads a frontend with a local pool: its only pool, or its pool for traffic from outside.
 func (r *tableReader) localFrontend(e nfnl.Element) {
 	key, _ := r.decodeFrontendKey(e.Key)
 	if _, also := r.content.Frontends[key]; !also {

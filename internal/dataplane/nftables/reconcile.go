@@ -20,17 +20,15 @@ import (
 
 // Reconcile implements dataplane.Dataplane.
 //
-// If none of the tables exists, it is a cold start. Otherwise one transaction flushes and
-// refills the sets, and replaces the chains and rules if they differ. Elements are not
-// read and compared: for every message of a dump, the kernel walks the set from its
-// beginning, which makes reading slower than writing.
+// If none of the tables exists, it is a cold start. Otherwise one transaction flushes and refills the sets, and
+// replaces the chains and rules if they differ. Elements are not read and compared: for every message of a dump, the
+// kernel walks the set from its beginning, which makes reading slower than writing.
 //
 // A NodePort of versions that had it once for each address is in other maps afterwards. A packet
 // that is inside the old rules at the moment of the commit may be lost; a TCP client sends it again.
 //
-// A table is replaced as a whole only if its sets have other types or the kernel refuses
-// the transaction. A packet that is inside the old table at the moment of the commit then
-// finds its sets empty, and may be lost.
+// A table is replaced as a whole only if its sets have other types or the kernel refuses the transaction. A packet that
+// is inside the old table at the moment of the commit then finds its sets empty, and may be lost.
 func (b *Dataplane) Reconcile(ctx context.Context, full *desired.Change) (dataplane.Stats, error) {
 	b.sequence.Begin()
 	b.reset(full)
@@ -63,9 +61,8 @@ func (b *Dataplane) reset(full *desired.Change) {
 	for f := range schemas {
 		b.writer.keys[f] = map[*nfnl.Set]map[string]string{}
 	}
-	// A packet that looked up its pool's number in the old content must not find
-	// a different pool by that number in the new content. With other numbers it
-	// finds none, and the rules try again.
+	// A packet that looked up its pool's number in the old content must not find a different pool by that number in the
+	// new content. With other numbers it finds none, and the rules try again.
 	b.writer.base = firstPool + b.random.Uint32()>>1
 }
 
@@ -109,8 +106,7 @@ func (b *Dataplane) commit(ctx context.Context, want *skeletons, replace bool) e
 	return b.detector.reset(b, generation, want, written)
 }
 
-// estimate returns the approximate size of a content in bytes, so that the buffer is
-// allocated once.
+// estimate returns the approximate size of a content in bytes, so that the buffer is allocated once.
 func estimate(full *desired.Change) (n int) {
 	const perFrontend, perPool, perEndpoint = 112, 48, 44
 	n = 64<<10 + len(full.Frontends)*perFrontend + len(full.Pools)*perPool
@@ -120,8 +116,7 @@ func estimate(full *desired.Change) (n int) {
 	return n
 }
 
-// prepare leaves a family's table without Services, and reports whether the skeleton is to be
-// written:
+// prepare leaves a family's table without Services, and reports whether the skeleton is to be written:
 //
 //	existing table        changes              skeleton
 //	none                                       written
@@ -175,9 +170,8 @@ func (b *Dataplane) prepare(head, tail *nfnl.Batch, s *schema, t *nfnl.Contents,
 			head.FlushChain(s.table, c.Name)
 		case !created, b.timeouts[s.family][seconds] > 0, b.needsChain(s, c.Name):
 		case slices.ContainsFunc(t.Rules, func(r nfnl.RuleInfo) bool { return r.Chain == c.Name }):
-			// A chain cannot be deleted together with the last element that
-			// refers to it: before Linux 6.2 the kernel releases such elements
-			// later. The next Reconcile deletes it.
+			// A chain cannot be deleted together with the last element that refers to it: before Linux 6.2 the kernel
+			// releases such elements later. The next Reconcile deletes it.
 			head.FlushChain(s.table, c.Name)
 		default:
 			head.DeleteChain(s.table, c.Name)
@@ -272,10 +266,9 @@ func (b *Dataplane) explain(err error, change *desired.Change) error {
 	return err
 }
 
-// Cleanup implements dataplane.Dataplane. It first removes the rules through which packets
-// enter the tables, waits until no packet is inside, and then deletes the tables. Otherwise
-// a packet inside a table would find its rules but empty sets, and be rejected even if
-// another proxy, such as kube-proxy, serves the Service.
+// Cleanup implements dataplane.Dataplane. It first removes the rules through which packets enter the tables, waits
+// until no packet is inside, and then deletes the tables. Otherwise a packet inside a table would find its rules but
+// empty sets, and be rejected even if another proxy, such as kube-proxy, serves the Service.
 func (b *Dataplane) Cleanup(ctx context.Context) error {
 	b.sequence.Begin()
 	var closeEntries, remove nfnl.Batch

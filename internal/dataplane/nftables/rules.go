@@ -45,15 +45,13 @@ const (
 	chainAffinity      = "affinity" // of a scope
 )
 
-// chains lists all chains except those of scopes and of ranges. The base chains have the priorities dstnat
-// and srcnat - 1. kube-proxy uses dstnat and srcnat. After one chain has masqueraded a
-// packet, the kernel skips the following ones, so a chain of another process could prevent
-// that a client's backend is recorded.
+// chains lists all chains except those of scopes and of ranges. The base chains have the priorities dstnat and srcnat -
+// 1. kube-proxy uses dstnat and srcnat. After one chain has masqueraded a packet, the kernel skips the following ones,
+// so a chain of another process could prevent that a client's backend is recorded.
 //
-// Two more base chains refuse and drop what no proxy serves. Their priority is behind all
-// others, because an address of a ServiceCIDR can be another proxy's Service. In a hook of
-// the type nat, the kernel runs the chains in order until one has translated the packet, and
-// only for the first packet of a connection. So these chains see what no chain has
+// Two more base chains refuse and drop what no proxy serves. Their priority is behind all others, because an address of
+// a ServiceCIDR can be another proxy's Service. In a hook of the type nat, the kernel runs the chains in order until
+// one has translated the packet, and only for the first packet of a connection. So these chains see what no chain has
 // translated, and cost established connections nothing, unlike chains of the type filter.
 var chains = []nfnl.Chain{
 	{Name: chainPrerouting, Hook: &nfnl.Hook{Type: "nat", Num: unix.NF_INET_PRE_ROUTING, Priority: -100}},
@@ -121,8 +119,7 @@ func (w *ruleWriter) rule(chain, comment string, parts ...[]expr.Any) {
 	w.batch.AddRule(w.table, chain, comment, parts...)
 }
 
-// static writes the rules that depend only on the configuration, except for those of
-// writeEntry.
+// static writes the rules that depend only on the configuration, except for those of writeEntry.
 func (w *ruleWriter) static(c dataplane.Config, full *desired.Change) {
 	cluster, node := &w.addressSets[desired.Cluster], &w.nodePortSets[desired.Cluster]
 	mark := uint32(1) << c.MasqueradeBit
@@ -262,10 +259,9 @@ func (s *schema) writeEntry(batch *nfnl.Batch) {
 	}
 }
 
-// source writes the rule that matches a source address that may connect to the frontend. The
-// set's key is the frontend and the address. For nft, it is the beginning of the network header
-// (see the package's documentation): source and destination are loaded together, in front of
-// the register that nft knows.
+// source writes the rule that matches a source address that may connect to the frontend. The set's key is the frontend
+// and the address. For nft, it is the beginning of the network header (see the package's documentation): source and
+// destination are loaded together, in front of the register that nft knows.
 func (w *ruleWriter) source(d *scopeSets) {
 	words := w.addrLen / 4
 	key := regKey + words
@@ -286,9 +282,8 @@ func (w *ruleWriter) toLocal(chain string, local *scopeSets, to string) {
 	w.rule(chain, "if in @"+local.frontends.Name, w.has(local), goTo(to))
 }
 
-// externalLocal writes the chain for external traffic that may go to local backends only.
-// Traffic that starts on this node may go to all backends, in another chain, as if it had passed a
-// load balancer and arrived at another node.
+// externalLocal writes the chain for external traffic that may go to local backends only. Traffic that starts on this
+// node may go to all backends, in another chain, as if it had passed a load balancer and arrived at another node.
 func (w *ruleWriter) externalLocal(chain string, local *scopeSets, all string, full *desired.Change, mark uint32) {
 	if from := w.podMatch(full.Local, expr.CmpOpEq); from != nil {
 		w.rule(chain, "from a pod", from, goTo(all))
@@ -409,8 +404,7 @@ func in(set *nfnl.Set) []expr.Any {
 	return []expr.Any{&expr.Lookup{SetName: set.Name, SourceRegister: regKey}}
 }
 
-// inMap matches the keys of a map of values. The kernel has no expression for this but to
-// look up the value.
+// inMap matches the keys of a map of values. The kernel has no expression for this but to look up the value.
 func inMap(set *nfnl.Set) []expr.Any {
 	return []expr.Any{lookup(set, regKey, regValue)}
 }
@@ -490,8 +484,7 @@ func (s *schema) podMatch(l desired.LocalTraffic, op expr.CmpOp) []expr.Any {
 	return nil
 }
 
-// iifname compares the name of the interface on which the packet arrived. It is empty
-// for packets that this node sends.
+// iifname compares the name of the interface on which the packet arrived. It is empty for packets that this node sends.
 func iifname(name string, isPrefix bool, op expr.CmpOp) []expr.Any {
 	data := []byte(name)
 	if !isPrefix {

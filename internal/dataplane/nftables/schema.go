@@ -80,9 +80,8 @@ var schemas = [...]schema{
 	desired.IPv6: newSchema(nfnl.IPv6, desired.IPv6, 8, nfnl.IP6Daddr),
 }
 
-// affinities is the maximum number of clients with session affinity, in each family and
-// for all Services together. Further clients are served without affinity. The kernel
-// allocates 16 bytes for each at the start.
+// affinities is the maximum number of clients with session affinity, in each family and for all Services together.
+// Further clients are served without affinity. The kernel allocates 16 bytes for each at the start.
 const affinities = 1 << 18
 
 func newSchema(f nfnl.Family, family desired.Family, saddr uint32, typeofAddr nfnl.Typeof) schema {
@@ -139,9 +138,8 @@ func newSchema(f nfnl.Family, family desired.Family, saddr uint32, typeofAddr nf
 		loopback:      nodePorts("loopback-ports"),
 		restricted:    frontends("restricted"),
 		sources: &nfnl.Set{
-			// One long number instead of a concatenation: the kernel's
-			// set for concatenations with intervals is copied as a whole
-			// with every change (nft_set_pipapo).
+			// One long number instead of a concatenation: the kernel's set for concatenations with intervals is copied
+			// as a whole with every change (nft_set_pipapo).
 			Name:    "sources",
 			KeyType: nfnl.TypeInteger, KeyLen: frontendLen + addrLen, Flags: unix.NFT_SET_INTERVAL,
 			KeyTypeof: nfnl.NetworkHeader(frontendLen + addrLen),
@@ -195,15 +193,13 @@ func (s *schema) sets() []*nfnl.Set {
 	return all
 }
 
-// owns reports whether a set of the table is one of ours, by its name. nft gives anonymous sets such names
-// as __set0.
+// owns reports whether a set of the table is one of ours, by its name. nft gives anonymous sets such names as __set0.
 func (s *schema) owns(set *nfnl.Set) bool {
 	return slices.ContainsFunc(s.sets(), func(own *nfnl.Set) bool { return own.Name == set.Name })
 }
 
-// Keys and values are appended to a buffer that the caller reuses. The proxy's numbers
-// are in host byte order, like registers. Values from or for packets are in network byte
-// order.
+// Keys and values are appended to a buffer that the caller reuses. The proxy's numbers are in host byte order, like
+// registers. Values from or for packets are in network byte order.
 
 // addr appends an address of the schema's family.
 func (s *schema) addr(b []byte, ip [16]byte) []byte { return append(b, ip[16-s.addrLen:]...) }
@@ -223,8 +219,7 @@ func (s *schema) frontendKey(b []byte, k desired.FrontendKey) []byte {
 	return nfnl.AppendDestination(b, protocol, k.AddrPort)
 }
 
-// secondWord encodes a value with an unused first word (see the package's
-// documentation).
+// secondWord encodes a value with an unused first word (see the package's documentation).
 func secondWord(b []byte, n uint32) []byte { return number(number(b, 0), n) }
 
 func (s *schema) endpointValue(b []byte, e desired.Backend) []byte {

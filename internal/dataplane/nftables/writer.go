@@ -98,8 +98,7 @@ func (w *writer) interval(op op, s *schema, set *nfnl.Set, first, last []byte, v
 // number returns a pool's number in the kernel.
 func (w *writer) number(id desired.PoolID) uint32 { return w.base + uint32(id) }
 
-// write writes the elements to delete or to add for one family. Consecutive elements of one
-// set share a message.
+// write writes the elements to delete or to add for one family. Consecutive elements of one set share a message.
 func (w *writer) write(op op, s *schema, change *desired.Change) {
 	w.frontends(op, s, change)
 	w.pools(op, s)

@@ -48,8 +48,7 @@ type State interface {
 	DeleteNamespace(name string)
 }
 
-// Choices turns input bytes, random or from a fuzzer, into decisions. At the end of the
-// input all decisions are 0.
+// Choices turns input bytes, random or from a fuzzer, into decisions. At the end of the input all decisions are 0.
 type Choices struct{ rest []byte }
 
 // NewChoices returns the decisions of an input.
@@ -383,8 +382,7 @@ func (o *Objects) Step(c *Choices, s State) {
 	}
 }
 
-// nodeStep changes or deletes this node's Node or another one. The state ignores the deletion of
-// this node's.
+// nodeStep changes or deletes this node's Node or another one. The state ignores the deletion of this node's.
 func (o *Objects) nodeStep(c *Choices, s State) {
 	n := c.thisNode()
 	switch exists := !c.once(4); {
