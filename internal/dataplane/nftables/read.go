@@ -333,10 +333,12 @@ func (r *tableReader) sticky(e nfnl.Element) {
 		return firstNumber(e.Value[4:]) == service && firstNumber(e.Value[8:]) == port
 	}
 	whole := len(e.Comment) < nfnl.MaxComment
-	if whole && !is(affinityID(p, key.Protocol, false)) && !is(affinityID(p, key.Protocol, true)) {
-		r.fault("frontend %s has the clients of another Service than %s", key, p)
-	}
-	r.update(e, "affinity", func(t *dataplane.Target) { t.Affinity = seconds % rangeTimeout })
+	r.update(e, "affinity", func(t *dataplane.Target) {
+		t.Affinity = seconds % rangeTimeout // without backends, it does not matter
+		if len(t.Backends) > 0 && whole && !is(affinityID(p, key.Protocol, false)) && !is(affinityID(p, key.Protocol, true)) {
+			r.fault("frontend %s has the clients of another Service than %s", key, p)
+		}
+	})
 	if !r.remembers[seconds] {
 		r.fault("no chain for session affinity of %d s", seconds%rangeTimeout)
 	}
