@@ -79,6 +79,7 @@ type historian struct {
 	api        *historyAPI // nil for a directory of manifests
 	generation int         // as many Services without endpoints as its remainder, which tells it from those before
 	serving    map[string][]int
+	port       uint16 // of the last attempt to sticky
 
 	answeredLate time.Time // when lateAnswer last saw one
 
@@ -157,7 +158,12 @@ func (x *historian) attempt(service string, to netip.AddrPort) {
 		from := netip.AddrPortFrom(x.client.Addrs()[0], 5353)
 		r, a.err = x.client.Connect(lab.UDP, to, lab.Source(from), lab.Timeout(time.Second))
 	} else {
-		r, a.err = x.client.Connect(lab.TCP, to, lab.Timeout(10*time.Second))
+		options := []lab.ConnectOption{lab.Timeout(10 * time.Second)}
+		if service == "sticky" { // IPVS sends a port that is used again, within 10 s after a reset, to the former endpoint
+			x.port = x.port%20000 + 1
+			options = append(options, lab.Source(netip.AddrPortFrom(x.client.Addrs()[0], 20000+x.port)))
+		}
+		r, a.err = x.client.Connect(lab.TCP, to, options...)
 	}
 	if errors.Is(a.err, unix.EADDRINUSE) {
 		return // the last socket is not closed yet
