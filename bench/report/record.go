@@ -98,7 +98,7 @@ func (r *record) put(s *result) {
 }
 
 func (r *record) save(data string) error {
-	b, err := json.MarshalIndent(r, "", " ")
+	b, err := json.MarshalIndent(r, "", "") // a number a line, without what indents thousands of them
 	if err != nil {
 		return err
 	}
