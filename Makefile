@@ -22,7 +22,7 @@ ENGINE ?= docker
 IMAGE ?= slipstream:$(VERSION)
 
 .DEFAULT_GOAL := help
-.PHONY: help build test race oracle oracle-ipvs test-ebpf test-bench test-browser test-cluster test-cluster-ipvs tenants crash-sweep soak sim mutation e2e test-deploy build-bench image release verify-release test-release deps lint vulnerabilities fmt demo bench bench-fastpath bench-compare bench-scale bench-rules bench-ipvs bench-balance bench-observe report fuzz clean
+.PHONY: help build test race oracle oracle-ipvs test-ebpf test-bench test-browser test-cluster test-cluster-ipvs tenants crash-sweep soak sim mutation e2e test-deploy test-apparmor build-bench image release verify-release test-release deps lint vulnerabilities fmt demo bench bench-fastpath bench-compare bench-scale bench-rules bench-ipvs bench-balance bench-observe report fuzz clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -111,6 +111,14 @@ test-bench: deps ## Test the benchmarks (root)
 test-deploy: deps ## Render deploy/, give it to a kube-apiserver, run it (root)
 	cd test/cluster/oracle && $(GO) run ./build tools
 	$(HOST) -dir test/cluster/deploy -timeout 20m ./...
+
+# Modules that the proxy asks for are loaded before, as that is slow in QEMU.
+test-apparmor: build ## Run the chart's pod with sockets under AppArmor's default profile for containers, on Debian's kernel in QEMU (root)
+	command -v apparmor_parser >/dev/null || DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends apparmor
+	cd test/cluster/deploy && $(GO) test -c -o ../../../bin/deploy.test . && BINARY=$(CURDIR)/bin/slipstream $(CURDIR)/test/kernel/qemu.sh -cpus 1 sh -c ' \
+		mountpoint -q /sys/kernel/security || mount -t securityfs securityfs /sys/kernel/security; mount -t bpf bpf /sys/fs/bpf; grep Y /sys/module/apparmor/parameters/enabled || exit 1; \
+		modprobe -a nft_chain_nat nft_masq nft_redir nft_fib_inet nft_reject_inet nft_limit nft_numgen nft_hash nft_flow_offload nf_conntrack_netlink; \
+		exec ../../../bin/deploy.test -test.v -test.timeout 20m -test.run "^TestSocketsOff$$"'
 
 test-browser: deps build ## Test the web page in Chromium; SCREENSHOTS=docs/images for new ones (root)
 	$(HOST) -dir test/cluster/browser -timeout 15m . -- $(if $(SCREENSHOTS),-screenshots $(abspath $(SCREENSHOTS)))

@@ -3,7 +3,7 @@
 #
 # Makes the image's root file system: rootfs.sh [--iptables] DIRECTORY. What is in the
 # directory goes first. GOOS and GOARCH say what for, as with go build; VERSION says which
-# version to call it. See Dockerfile.
+# version to call it. BINARY is one that was built before. See Dockerfile.
 #
 # --iptables adds what iptables mode runs: this machine's iptables, legacy and nft, with
 # the libraries that they need.
@@ -21,8 +21,12 @@ version=${VERSION:-$(git -c safe.directory='*' describe --tags --always --dirty 
 
 rm -rf "$root"
 mkdir -p "$root/usr/local/bin"
-CGO_ENABLED=0 "${GO:-go}" build -buildvcs=false -trimpath -ldflags "-s -w -X main.version=$version" \
-  -o "$root/usr/local/bin/slipstream" ./cmd/slipstream
+if [[ ${BINARY-} ]]; then
+  cp "$BINARY" "$root/usr/local/bin/slipstream"
+else
+  CGO_ENABLED=0 "${GO:-go}" build -buildvcs=false -trimpath -ldflags "-s -w -X main.version=$version" \
+    -o "$root/usr/local/bin/slipstream" ./cmd/slipstream
+fi
 ln -s slipstream "$root/usr/local/bin/kube-proxy"
 [[ $iptables ]] || exit 0
 

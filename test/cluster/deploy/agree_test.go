@@ -108,6 +108,7 @@ config: {clusterCIDR: 10.244.0.0/16, conntrack: {min: 131072}}
 slipstream: {fastPath: {offloadPacketThreshold: 7}}
 extraArgs: [-v=2]
 privileged: true
+securityContext: {seLinuxOptions: {type: spc_t}}
 podAnnotations: {a: b}
 podLabels: {c: d}
 resources: {limits: {memory: 1Gi}}
@@ -121,7 +122,7 @@ resources: {limits: {memory: 1Gi}}
 			t.Errorf("%s: there is an init container", values)
 		}
 	}
-	for _, want := range []string{"image: registry.example/slipstream:v1", "name: pull", "- -v=2", "privileged: true", "a: b", "c: d", "memory: 1Gi"} {
+	for _, want := range []string{"image: registry.example/slipstream:v1", "name: pull", "- -v=2", "privileged: true", "a: b", "c: d", "memory: 1Gi", "type: spc_t"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the DaemonSet lacks %q:\n%s", want, text)
 		}
@@ -187,7 +188,7 @@ func TestPodSocketValues(t *testing.T) {
 
 func hasPins(t *testing.T, daemonSet string) {
 	t.Helper()
-	for _, part := range []string{"mountPath: /sys/fs/bpf", " path: /sys/fs/bpf"} {
+	for _, part := range []string{"mountPath: /host/sys/fs/bpf", " path: /sys/fs/bpf"} {
 		if !strings.Contains(daemonSet, part) {
 			t.Errorf("there is no %q", part)
 		}

@@ -11,8 +11,11 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
+	"sync"
 	"syscall"
 
+	"github.com/moby/profiles/apparmor"
 	"golang.org/x/sys/unix"
 )
 
@@ -25,6 +28,7 @@ type container struct {
 	Mounts       map[string]hostMount // by their path in the container
 	Capabilities []int                // all that the program has (unix.CAP_...)
 	Privileged   bool                 // may write the kernel's settings
+	AppArmor     string               // the profile, if any
 	Command, Env []string
 }
 
@@ -33,6 +37,16 @@ type hostMount struct {
 	Source   string
 	ReadOnly bool
 }
+
+// appArmor is the profile that container engines give a container that is not privileged, loaded here; none if the
+// kernel has no AppArmor, as that of "make test". Debian's has it: see TestSocketsOff.
+var appArmor = sync.OnceValues(func() (profile string, err error) {
+	if enabled, _ := os.ReadFile("/sys/module/apparmor/parameters/enabled"); !strings.HasPrefix(string(enabled), "Y") {
+		return "", nil
+	}
+	profile = "slipstream-test"
+	return profile, apparmor.InstallDefault(profile)
+})
 
 // containerVariable has the container, in the environment of its first process.
 const containerVariable = "DEPLOY_TEST_CONTAINER"
@@ -95,11 +109,14 @@ func (c *container) enter() error {
 	if err := c.mount(); err != nil {
 		return err
 	}
-	if err := unix.Chroot(c.Root); err != nil {
-		return fmt.Errorf("chroot: %w", err)
+	// AppArmor's rules are about paths from the root of the mount namespace, which chroot does not change.
+	if err := errors.Join(unix.Chdir(c.Root), unix.PivotRoot(".", "."), unix.Unmount(".", unix.MNT_DETACH)); err != nil {
+		return fmt.Errorf("pivot_root: %w", err)
 	}
-	if err := unix.Chdir("/"); err != nil {
-		return err
+	if c.AppArmor != "" {
+		if err := os.WriteFile("/proc/thread-self/attr/apparmor/exec", []byte("exec "+c.AppArmor), 0); err != nil {
+			return err
+		}
 	}
 	if err := keepCapabilities(c.Capabilities); err != nil {
 		return err

@@ -10,6 +10,7 @@ replace (
 )
 
 require (
+	github.com/moby/profiles/apparmor v0.1.0
 	github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring v0.92.0
 	github.com/slipstream-proxy/slipstream v0.0.0-00010101000000-000000000000
 	github.com/slipstream-proxy/slipstream/test/cluster/oracle v0.0.0-00010101000000-000000000000

@@ -125,6 +125,10 @@ func newPodOf(c *cluster, all objects, daemonSet string, rootFS func() (string, 
 	path, err := imagePath()
 	c.check(err)
 	p.run.Capabilities = p.capabilities(main)
+	if !ptr.Deref(main.SecurityContext.Privileged, false) {
+		p.run.AppArmor, err = appArmor()
+		c.check(err)
+	}
 	for _, m := range main.VolumeMounts {
 		p.run.Mounts[m.MountPath] = hostMount{Source: p.volume(all, m.Name), ReadOnly: m.ReadOnly}
 	}
@@ -149,6 +153,9 @@ func (p *pod) initialize() {
 	p.Helper()
 	run, init := p.run, &p.spec.InitContainers[0]
 	run.Command, run.Capabilities, run.Privileged = p.command(init), p.capabilities(init), *init.SecurityContext.Privileged
+	if run.Privileged {
+		run.AppArmor = ""
+	}
 	run.Mounts = maps.Clone(run.Mounts)
 	maps.DeleteFunc(run.Mounts, func(path string, _ hostMount) bool {
 		return !slices.ContainsFunc(init.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == path })

@@ -76,7 +76,7 @@ func TestSocketsOff(t *testing.T) {
 
 	run("tcp")
 	p := c.podOfManifests("off")
-	delete(p.run.Mounts, "/sys/fs/bpf")
+	delete(p.run.Mounts, "/host/sys/fs/bpf")
 	p.start()
 	c.await("the readiness probe", func() error { return p.probe(p.main().ReadinessProbe) })
 	c.check(p.Kill())
