@@ -18,8 +18,7 @@ type BaseChain struct {
 // nftaHookDevs are the devices of a chain (NFTA_HOOK_DEVS, Linux 5.5).
 const nftaHookDevs = 4
 
-// BaseChains returns the base chains of all tables of a family, also those of dormant
-// tables, which are not attached.
+// BaseChains returns the base chains of all tables of a family, also those of dormant tables, which are not attached.
 func (c *Conn) BaseChains(f Family) (all []BaseChain, err error) {
 	err = Undisturbed(func() error {
 		all = nil

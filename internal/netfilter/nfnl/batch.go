@@ -22,8 +22,7 @@ type Batch struct {
 	elements int
 	err      error // the first expression that cannot be encoded
 
-	// The open element message, if any: consecutive elements of one set
-	// and one operation share a message.
+	// The open element message, if any: consecutive elements of one set and one operation share a message.
 	run  runKey
 	list int // offset of the run's list of elements
 
@@ -123,8 +122,7 @@ func (b *Batch) Written() (t Contents, elements map[string][]Element) {
 // AddTable makes sure that a table exists. The nft command prints the comment.
 func (b *Batch) AddTable(t Table, comment string) { b.addTable(t, comment, 0) }
 
-// AddDormantTable creates a table, which must not exist. Its chains are not attached to
-// their hooks.
+// AddDormantTable creates a table, which must not exist. Its chains are not attached to their hooks.
 func (b *Batch) AddDormantTable(t Table) { b.addTable(t, "", tableDormant) }
 
 // AddOwnedTable creates a table that belongs to the socket of the Conn which commits the batch (Linux
@@ -159,8 +157,7 @@ func (b *Batch) AddChain(t Table, c Chain) {
 // DeleteChain deletes a chain, which must have no rules and no references.
 func (b *Batch) DeleteChain(t Table, name string) { b.message(unix.NFT_MSG_DELCHAIN, 0, t, name) }
 
-// AddSet makes sure that a set or map exists. A set of the same name and
-// another type is an error (EEXIST).
+// AddSet makes sure that a set or map exists. A set of the same name and another type is an error (EEXIST).
 func (b *Batch) AddSet(t Table, s *Set) {
 	flags := s.Flags
 	if s.isMap() {

@@ -61,10 +61,9 @@ func Dial(netns int) (*Conn, error) {
 // Close closes the socket.
 func (c *Conn) Close() error { return c.sock.Close() }
 
-// Settle waits until the kernel has freed the objects that committed transactions deleted in
-// a network namespace (given as for Dial). The kernel frees them after a grace period, when
-// no packet can use them. It waits for that when a netfilter socket is closed
-// (nft_rcv_nl_event, Linux 5.12).
+// Settle waits until the kernel has freed the objects that committed transactions deleted in a network namespace (given
+// as for Dial). The kernel frees them after a grace period, when no packet can use them. It waits for that when a
+// netfilter socket is closed (nft_rcv_nl_event, Linux 5.12).
 func Settle(netns int) error {
 	conn, err := Dial(netns)
 	if err != nil {
@@ -73,17 +72,14 @@ func Settle(netns int) error {
 	return conn.Close()
 }
 
-// ErrGeneration says that the ruleset no longer has the generation that a batch was made
-// for.
+// ErrGeneration says that the ruleset no longer has the generation that a batch was made for.
 var ErrGeneration = errors.New("the ruleset has changed since it was read")
 
-// Commit sends batches, one after the other, as one transaction. If it returns nil, the
-// transaction is in effect. After an error (a *[BatchError] if the kernel refused it),
-// nothing has changed. If generation is not 0 and not the ruleset's [Conn.Generation], the
-// commit fails with [ErrGeneration] (NFNL_BATCH_GENID, Linux 4.18).
+// Commit sends batches, one after the other, as one transaction. If it returns nil, the transaction is in effect. After
+// an error (a *[BatchError] if the kernel refused it), nothing has changed. If generation is not 0 and not the
+// ruleset's [Conn.Generation], the commit fails with [ErrGeneration] (NFNL_BATCH_GENID, Linux 4.18).
 //
-// The kernel processes a transaction inside the system call that sends it, so all answers
-// can be read without waiting.
+// The kernel processes a transaction inside the system call that sends it, so all answers can be read without waiting.
 func (c *Conn) Commit(generation uint32, batches ...*Batch) error {
 	c.commits.mu.Lock()
 	defer c.commits.mu.Unlock()
@@ -101,14 +97,12 @@ func allEmpty(batches []*Batch) bool {
 	return !slices.ContainsFunc(batches, func(b *Batch) bool { return !b.Empty() })
 }
 
-// DryRun checks whether the kernel would accept batches as one transaction. The kernel
-// prepares the transaction and aborts it. The ruleset and its generation do not change, and
-// no process is notified. The error is like Commit's, except that errors which the kernel
-// detects by validating the whole table, such as a loop, are not found.
+// DryRun checks whether the kernel would accept batches as one transaction. The kernel prepares the transaction and
+// aborts it. The ruleset and its generation do not change, and no process is notified. The error is like Commit's,
+// except that errors which the kernel detects by validating the whole table, such as a loop, are not found.
 func (c *Conn) DryRun(batches ...*Batch) error { return c.transact(0, false, batches) }
 
-// transact sends batches as one transaction. Without its end message, the kernel aborts it
-// (as for "nft --check").
+// transact sends batches as one transaction. Without its end message, the kernel aborts it (as for "nft --check").
 func (c *Conn) transact(generation uint32, commit bool, batches []*Batch) error {
 	for _, b := range batches {
 		if b.err != nil {
@@ -174,9 +168,8 @@ func (c *Conn) transact(generation uint32, commit bool, batches []*Batch) error 
 	return nil
 }
 
-// transaction puts batches between the begin and end messages of a transaction, and numbers
-// their messages, starting with first. The last message of the batches requests an
-// acknowledgement.
+// transaction puts batches between the begin and end messages of a transaction, and numbers their messages, starting
+// with first. The last message of the batches requests an acknowledgement.
 func (c *Conn) transaction(generation uint32, batches []*Batch) (wire [][]byte, first uint32, bytes int) {
 	begin, end := c.begin[:0], c.end[:0]
 	begin.message(unix.NFNL_MSG_BATCH_BEGIN, 0, unix.AF_UNSPEC, unix.NFNL_SUBSYS_NFTABLES)

@@ -71,8 +71,7 @@ func (t *Contents) Fingerprint(skip func(chain string) bool) uint64 {
 	return hash.Sum64()
 }
 
-// Compatible returns those of the sets that the table has, and reports whether these have
-// the same types there.
+// Compatible returns those of the sets that the table has, and reports whether these have the same types there.
 func (t *Contents) Compatible(sets []*Set) (has []*Set, compatible bool) {
 	compatible = true
 	for _, s := range sets {
@@ -122,10 +121,9 @@ const (
 	missingTries = 3
 )
 
-// CommitRead commits the batches that prepare returns after it has read the ruleset. It starts
-// again if another program commits meanwhile, or if something that was read does not exist any
-// more, such as a flowtable's device. Its last try does not detect commits of others. It returns
-// the generation that was committed for; 0 if unknown.
+// CommitRead commits the batches that prepare returns after it has read the ruleset. It starts again if another program
+// commits meanwhile, or if something that was read does not exist any more, such as a flowtable's device. Its last try
+// does not detect commits of others. It returns the generation that was committed for; 0 if unknown.
 func (c *Conn) CommitRead(ctx context.Context, prepare func() ([]*Batch, error)) (uint32, error) {
 	for try := 1; ; try++ {
 		if err := ctx.Err(); err != nil {

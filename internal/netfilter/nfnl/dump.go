@@ -31,8 +31,7 @@ func Undisturbed(read func() error) (err error) {
 	return err
 }
 
-// list reads the objects of one kind in a table while the ruleset does not change: those that
-// a name selects, or all.
+// list reads the objects of one kind in a table while the ruleset does not change: those that a name selects, or all.
 func list[T any](c *Conn, msg uint16, t Table, name string, parse func(body []byte) T) (all []T, err error) {
 	a := c.about(t, name) // a filter in the kernel, except for chains
 	err = Undisturbed(func() error {
@@ -76,12 +75,10 @@ func (c *Conn) Table(t Table) (info TableInfo, err error) {
 type ChainInfo struct {
 	Name string
 
-	// Base is the hook, type and policy of a base chain in the kernel's encoding;
-	// empty for other chains.
+	// Base is the hook, type and policy of a base chain in the kernel's encoding; empty for other chains.
 	Base []byte
 
-	// Uses is the number of the chain's rules plus the number of rules and elements
-	// of maps that refer to it.
+	// Uses is the number of the chain's rules plus the number of rules and elements of maps that refer to it.
 	Uses uint32
 }
 
@@ -131,8 +128,7 @@ const (
 	nftaCounterPackets = 2
 )
 
-// Element is an element as read; its slices are valid only during the call
-// that they are passed to.
+// Element is an element as read; its slices are valid only during the call that they are passed to.
 type Element struct {
 	Key     []byte
 	Value   []byte  // of a map of values
@@ -145,11 +141,10 @@ type Element struct {
 	Acts    bool          // it has an expression, such as a counter or a limit, which a look-up executes
 }
 
-// Elements calls visit with every element of a set or map. If the ruleset changed meanwhile,
-// it returns [ErrInterrupted]: between two messages, the kernel only remembers the number of
-// elements so far, so it skips elements if others before them were deleted. This can also
-// happen without an error within milliseconds after a commit, while the kernel frees deleted
-// elements and resizes the hash tables of large sets.
+// Elements calls visit with every element of a set or map. If the ruleset changed meanwhile, it returns
+// [ErrInterrupted]: between two messages, the kernel only remembers the number of elements so far, so it skips elements
+// if others before them were deleted. This can also happen without an error within milliseconds after a commit, while
+// the kernel frees deleted elements and resizes the hash tables of large sets.
 func (c *Conn) Elements(t Table, set string, visit func(Element)) error {
 	return c.request(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, uint8(t.Family), c.about(t, set), func(body []byte) {
 		for _, element := range Attributes(Attr(body, unix.NFTA_SET_ELEM_LIST_ELEMENTS)) {

@@ -12,9 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// AddElement adds an element to a set, or an element with a value to a map. The comment may
-// be empty. If the element exists with the same value, it is not changed. If it exists with
-// another value, the batch fails (EEXIST).
+// AddElement adds an element to a set, or an element with a value to a map. The comment may be empty. If the element
+// exists with the same value, it is not changed. If it exists with another value, the batch fails (EEXIST).
 func (b *Batch) AddElement(t Table, s *Set, key, value []byte, comment string) {
 	at := b.element(unix.NFT_MSG_NEWSETELEM, t, s, key)
 	b.value(value)
@@ -38,9 +37,8 @@ func (b *Batch) AddElementWith(t Table, s *Set, key []byte, e expr.Any) {
 	b.buf.close(at)
 }
 
-// AddElementFor adds an element that the kernel deletes after a time of at least a
-// millisecond, to a set with the flag NFT_SET_TIMEOUT. An existing element keeps its
-// timeout.
+// AddElementFor adds an element that the kernel deletes after a time of at least a millisecond, to a set with the flag
+// NFT_SET_TIMEOUT. An existing element keeps its timeout.
 func (b *Batch) AddElementFor(t Table, s *Set, key []byte, d time.Duration) {
 	at := b.element(unix.NFT_MSG_NEWSETELEM, t, s, key)
 	ms := uint64(max(d.Milliseconds(), 1))
@@ -83,10 +81,9 @@ func (b *Batch) DeleteInterval(t Table, s *Set, first, last []byte) {
 	b.interval(unix.NFT_MSG_DELSETELEM, t, s, first, last, nil)
 }
 
-// interval writes the kernel's two elements of an interval: its first key, and the key after
-// its last, with a flag. An interval up to the largest key has no second element. Both are in one
-// message: Linux 7.0 takes a first key at the end of a message for an interval without an end, and
-// refuses it with EEXIST.
+// interval writes the kernel's two elements of an interval: its first key, and the key after its last, with a flag. An
+// interval up to the largest key has no second element. Both are in one message: Linux 7.0 takes a first key at the end
+// of a message for an interval without an end, and refuses it with EEXIST.
 func (b *Batch) interval(msg uint16, t Table, s *Set, first, last, value []byte) {
 	if most := 4 * (len(first) + len(value) + 32); len(b.buf)-b.list > maxElementBytes-most {
 		b.endRun()
@@ -171,9 +168,8 @@ func (b *Batch) endRun() {
 	b.end()
 }
 
-// Comments are user data to the kernel: a type, a length and the text with its
-// NUL, as libnftnl writes them. Tables, rules and elements all number them 0
-// (NFTNL_UDATA_TABLE_COMMENT, _RULE_COMMENT, _SET_ELEM_COMMENT).
+// Comments are user data to the kernel: a type, a length and the text with its NUL, as libnftnl writes them. Tables,
+// rules and elements all number them 0 (NFTNL_UDATA_TABLE_COMMENT, _RULE_COMMENT, _SET_ELEM_COMMENT).
 const (
 	udataComment = 0
 	MaxComment   = 127 // nft refuses longer ones (NFTNL_UDATA_COMMENT_MAXLEN less the NUL)

@@ -47,14 +47,12 @@ func (e *BatchError) Error() string {
 // Unwrap returns the errno.
 func (e *BatchError) Unwrap() error { return e.Errno }
 
-// Lacks reports whether the refusal can mean that the kernel lacks a feature: not for lack
-// of permission or memory.
+// Lacks reports whether the refusal can mean that the kernel lacks a feature: not for lack of permission or memory.
 func (e *BatchError) Lacks() bool {
 	return !slices.Contains([]unix.Errno{unix.EPERM, unix.ENOMEM, unix.ENOBUFS, unix.ENFILE}, e.Errno)
 }
 
-// IsUnsupported reports whether an error means that the kernel lacks a subsystem of
-// netfilter, or support for a family.
+// IsUnsupported reports whether an error means that the kernel lacks a subsystem of netfilter, or support for a family.
 func IsUnsupported(err error) bool {
 	lacks := []unix.Errno{unix.EINVAL, unix.EOPNOTSUPP, unix.EPROTONOSUPPORT, unix.EAFNOSUPPORT}
 	return slices.ContainsFunc(lacks, func(errno unix.Errno) bool { return errors.Is(err, errno) })
@@ -67,8 +65,7 @@ type kernelError struct {
 	offset  int // of the refused attribute in the message; 0 if unknown
 }
 
-// nlmsgAckTLVs marks an acknowledgement that carries attributes
-// (NLM_F_ACK_TLVS).
+// nlmsgAckTLVs marks an acknowledgement that carries attributes (NLM_F_ACK_TLVS).
 const nlmsgAckTLVs = 0x200
 
 func parseError(h sock.Header, payload []byte) kernelError {

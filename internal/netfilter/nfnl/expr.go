@@ -10,10 +10,9 @@ import (
 // alwaysRegister is the register (NFT_REG32_01) for the expression of always.
 const alwaysRegister = unix.NFT_REG32_00 + 1
 
-// always matches every packet, but the nft command prints it as a comparison: of what a load
-// expression has loaded to alwaysRegister, with a value. The register is overwritten between
-// the two, by a constant that starts in the register before it. nft does not see that, because
-// it records only the first register of what is written.
+// always matches every packet, but the nft command prints it as a comparison: of what a load expression has loaded to
+// alwaysRegister, with a value. The register is overwritten between the two, by a constant that starts in the register
+// before it. nft does not see that, because it records only the first register of what is written.
 func always(load expr.Any, value []byte) []expr.Any {
 	const before = 4
 	return []expr.Any{
@@ -29,9 +28,8 @@ func AsTCP() []expr.Any {
 	return always(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: alwaysRegister}, []byte{unix.IPPROTO_TCP})
 }
 
-// UnlessLoaded matches every packet. But if the nft command lists the rule and loads it from
-// that text, as when a ruleset is saved and restored, the loaded rule matches none: it
-// compares the packet's length with 0.
+// UnlessLoaded matches every packet. But if the nft command lists the rule and loads it from that text, as when a
+// ruleset is saved and restored, the loaded rule matches none: it compares the packet's length with 0.
 func UnlessLoaded() []expr.Any {
 	return always(&expr.Meta{Key: expr.MetaKeyLEN, Register: alwaysRegister}, make([]byte, 4))
 }
@@ -64,10 +62,9 @@ type ctDirected struct {
 	direction     uint8
 }
 
-// OriginalDestination loads the destination of the connection's first packet, before any DNAT
-// (Linux 4.17), in the format of [AppendDestination]. The rule does not match connections of
-// the other family. expr.Ct has only an older key for the address, on which the nft command
-// aborts up to at least version 1.0.6 if it is part of a concatenation.
+// OriginalDestination loads the destination of the connection's first packet, before any DNAT (Linux 4.17), in the
+// format of [AppendDestination]. The rule does not match connections of the other family. expr.Ct has only an older key
+// for the address, on which the nft command aborts up to at least version 1.0.6 if it is part of a concatenation.
 func OriginalDestination(f Family, register uint32) []expr.Any {
 	next := register + f.AddrLen()/4
 	return []expr.Any{
@@ -77,9 +74,8 @@ func OriginalDestination(f Family, register uint32) []expr.Any {
 	}
 }
 
-// CtField is a field that a connection's packets have in one direction, before any translation: its keys for IPv4
-// and IPv6. The source is the client in the original direction, and the server, after any DNAT, in the reply
-// direction.
+// CtField is a field that a connection's packets have in one direction, before any translation: its keys for IPv4 and
+// IPv6. The source is the client in the original direction, and the server, after any DNAT, in the reply direction.
 type CtField struct{ ipv4, ipv6 expr.CtKey }
 
 // The fields.

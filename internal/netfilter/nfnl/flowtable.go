@@ -9,9 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Messages and attributes of flowtables that package unix lacks (enum
-// nf_tables_msg_types, nft_flowtable_attributes, nft_flowtable_hook_attributes,
-// nft_devices_attributes).
+// Messages and attributes of flowtables that package unix lacks (enum nf_tables_msg_types, nft_flowtable_attributes,
+// nft_flowtable_hook_attributes, nft_devices_attributes).
 const (
 	msgNewFlowtable = unix.NFT_MSG_NEWFLOWTABLE
 	msgGetFlowtable = unix.NFT_MSG_NEWFLOWTABLE + 1
@@ -54,8 +53,7 @@ type Flowtable struct {
 	Handle   uint64 // as read: unique within the table, and never reused
 }
 
-// Device is the name of a network device, or a prefix of names if the kernel supports it
-// (else EINVAL).
+// Device is the name of a network device, or a prefix of names if the kernel supports it (else EINVAL).
 type Device struct {
 	Name   string
 	Prefix bool
@@ -66,9 +64,8 @@ func (d Device) Is(name string) bool {
 	return d.Name == name || d.Prefix && strings.HasPrefix(name, d.Name)
 }
 
-// AddFlowtable makes sure that a flowtable exists and has the devices, in any number. Other
-// devices of an existing flowtable are not removed. Up to Linux 6.15, a device that does not
-// exist is an error (ENOENT).
+// AddFlowtable makes sure that a flowtable exists and has the devices, in any number. Other devices of an existing
+// flowtable are not removed. Up to Linux 6.15, a device that does not exist is an error (ENOENT).
 func (b *Batch) AddFlowtable(t Table, f *Flowtable) {
 	devices := f.Devices
 	for first := true; first || len(devices) > 0; first = false {
@@ -85,8 +82,7 @@ func (b *Batch) AddFlowtable(t Table, f *Flowtable) {
 // flows return to the slow path soon after the commit.
 func (b *Batch) DeleteFlowtable(t Table, name string) { b.message(msgDelFlowtable, 0, t, name) }
 
-// DeleteDevices removes devices, which must exist (else ENOENT), from a flowtable. It does
-// not affect existing flows.
+// DeleteDevices removes devices, which must exist (else ENOENT), from a flowtable. It does not affect existing flows.
 func (b *Batch) DeleteDevices(t Table, f *Flowtable) {
 	for devices := range slices.Chunk(f.Devices, MaxFlowtableDevices) {
 		b.begin(msgDelFlowtable, 0, t, f.Name)
@@ -121,8 +117,7 @@ func (b *Batch) devices(typ uint16, devices []Device) {
 // Flowtables returns the flowtables of a table. The kernel omits a flowtable if its devices do
 // not fit into an answer of 32 KiB, which is about 1,600 devices.
 func (c *Conn) Flowtables(t Table) ([]Flowtable, error) {
-	// The size of an answer depends on the size of previous reads, so the first
-	// answer on a socket would be smaller.
+	// The size of an answer depends on the size of previous reads, so the first answer on a socket would be smaller.
 	if _, err := c.Generation(); err != nil {
 		return nil, err
 	}

@@ -23,8 +23,7 @@ type Reader struct {
 	Dumping bool   // the kernel has not delivered all of a dump yet: of nf_tables, conntrack, IP sets or another subsystem
 }
 
-// Readers tells which processes read from netfilter in one network namespace. It is not safe for
-// concurrent use.
+// Readers tells which processes read from netfilter in one network namespace. It is not safe for concurrent use.
 type Readers struct {
 	file *os.File
 	err  error // why file is nil

@@ -64,8 +64,7 @@ type RuleInfo struct {
 	Expressions, Comment []byte // in the kernel's encoding, which is equal for equal rules
 }
 
-// Rules returns the rules of a chain in order, or those of all chains for "". A chain that does
-// not exist has none.
+// Rules returns the rules of a chain in order, or those of all chains for "". A chain that does not exist has none.
 func (c *Conn) Rules(t Table, chain string) ([]RuleInfo, error) {
 	return list(c, unix.NFT_MSG_GETRULE, t, chain, func(body []byte) RuleInfo { return ruleInfo(bytes.Clone(body)) })
 }

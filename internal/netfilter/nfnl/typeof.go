@@ -8,11 +8,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Typeof describes the key or the values of a set by an expression, such as
-// "ip daddr . numgen random mod 2", for types that have no name, or that a name does not
-// describe completely. Only the nft command uses it: as user data of the set, in the format
-// of libnftnl, with the numbers of expressions and header fields of nft. They are part of
-// what different versions of nft have in common.
+// Typeof describes the key or the values of a set by an expression, such as "ip daddr . numgen random mod 2", for types
+// that have no name, or that a name does not describe completely. Only the nft command uses it: as user data of the
+// set, in the format of libnftnl, with the numbers of expressions and header fields of nft. They are part of what
+// different versions of nft have in common.
 type Typeof string
 
 const exprPayload = 7 // EXPR_PAYLOAD

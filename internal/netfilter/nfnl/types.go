@@ -78,8 +78,7 @@ type Hook struct {
 // elements. The kernel only uses lengths.
 type DataType uint32
 
-// Data types, with the length of a field in bytes. In a concatenation, fields are padded to
-// 32-bit registers.
+// Data types, with the length of a field in bytes. In a concatenation, fields are padded to 32-bit registers.
 const (
 	TypeInteger     DataType = 4  // any
 	TypeIPAddr      DataType = 7  // 4
@@ -140,8 +139,7 @@ type Set struct {
 	// affects the output of the nft command.
 	HostOrder bool
 
-	// KeyTypeof and DataTypeof, if set, are what the nft command prints in place of
-	// the types. A map has both or none.
+	// KeyTypeof and DataTypeof, if set, are what the nft command prints in place of the types. A map has both or none.
 	KeyTypeof, DataTypeof Typeof
 }
 

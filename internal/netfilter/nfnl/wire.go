@@ -23,8 +23,7 @@ func align(n int) int { return (n + 3) &^ 3 }
 // attrs appends netlink attributes to a buffer.
 type attrs []byte
 
-// message appends the headers of a netfilter message. The caller sets its length, and the
-// Conn its sequence number.
+// message appends the headers of a netfilter message. The caller sets its length, and the Conn its sequence number.
 func (a *attrs) message(typ, flags uint16, family uint8, resource uint16) {
 	*a = binary.NativeEndian.AppendUint32(*a, 0)
 	*a = binary.NativeEndian.AppendUint16(*a, typ)
@@ -98,8 +97,7 @@ func (a *attrs) close(at int) {
 	binary.NativeEndian.PutUint16((*a)[at:], uint16(len(*a)-at))
 }
 
-// Attributes walks netlink attributes in place. A truncated attribute ends the walk: the
-// kernel sends none.
+// Attributes walks netlink attributes in place. A truncated attribute ends the walk: the kernel sends none.
 func Attributes(b []byte) iter.Seq2[uint16, []byte] {
 	return func(yield func(typ uint16, payload []byte) bool) {
 		for len(b) >= attrHeaderLen {
