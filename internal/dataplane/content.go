@@ -158,8 +158,8 @@ func (t Target) String() string {
 		s += "; external"
 	}
 	for _, p := range t.Parts {
-		if p.Direct == t.External { // others are as usual
-			s += fmt.Sprintf("; %d-%d apart", p.First, p.Last)
+		if usual := map[bool]desired.Turn{false: desired.FirstTurn, true: desired.ExternalTurn}; p.Turn != usual[t.External] {
+			s += fmt.Sprintf("; %d-%d in turn %d", p.First, p.Last, p.Turn)
 		}
 	}
 	if t.FromOutside != nil {

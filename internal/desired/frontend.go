@@ -119,7 +119,7 @@ type Frontend struct {
 	// Shared says that a client keeps its endpoint in all ports of the Service, as it has ranges and Affinity.
 	Shared bool
 
-	// Parts are those of a range, in order, and immutable; nil if another Service may have ports in it.
+	// Parts are those of a range, in order, and immutable; nil for one with LastTurn.
 	Parts *[]Part
 
 	// Sources are the client addresses that may connect; nil for all.

@@ -170,9 +170,11 @@ func (s *State) selectNodePortAddrs() {
 		})
 		for _, ip := range removed {
 			s.sets[NodeAddresses].use(Address(ip), -1)
+			s.touchRanges(ip)
 		}
 		for _, ip := range added {
 			s.sets[NodeAddresses].use(Address(ip), 1)
+			s.touchRanges(ip)
 		}
 		return
 	}

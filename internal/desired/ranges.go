@@ -95,11 +95,22 @@ func (k FrontendKey) Overlaps(o FrontendKey) bool {
 // has reports whether a range has a port.
 func (k FrontendKey) has(port uint16) bool { return k.Port() <= port && port <= k.Last }
 
-// Part is a part of a range. No other frontend has a port of a direct part.
+// Part is a part of a range.
 type Part struct {
 	First, Last uint16
-	Direct      bool
+	Turn
 }
+
+// Turn is when a packet to a part is the range's. Before Linux 6.17, a look-up can miss a port while it is replaced.
+type Turn uint8
+
+// The turns.
+const (
+	LastTurn       Turn = iota // after two look-ups of all kinds of frontends
+	FirstTurn                  // after one, at a ClusterIP: no other frontend has a port of the part
+	ExternalTurn               // after two of external frontends: others are not at the address
+	RestrictedTurn             // the same, if the client is in [Frontend.Sources]
+)
 
 // PartsOf lists the parts of a range; none for a port.
 func (f *Frontend) PartsOf() (all []Part) {
@@ -114,7 +125,7 @@ func (f *Frontend) PartsOf() (all []Part) {
 // mostApart is how many ports of its Service a range may have that is divided: each part is an interval.
 const mostApart = 8
 
-// divide returns the parts of a range of a Service that has other ports.
+// divide returns the parts of a range at a ClusterIP with other ports.
 func (p *port) divide(others []*port) *[]Part {
 	apart, from := []int{int(p.last) + 1}, int(p.number)
 	for _, o := range others {
@@ -123,28 +134,35 @@ func (p *port) divide(others []*port) *[]Part {
 		}
 	}
 	if len(apart) > mostApart+1 {
-		return &[]Part{{First: p.number, Last: p.last}}
+		return p.inTurn(LastTurn)
 	}
 	var all []Part
 	slices.Sort(apart)
 	for _, n := range apart {
 		if from < n {
-			all = append(all, Part{uint16(from), uint16(n - 1), true})
+			all = append(all, Part{uint16(from), uint16(n - 1), FirstTurn})
 		}
 		if from = n + 1; n <= int(p.last) {
-			all = append(all, Part{uint16(n), uint16(n), false})
+			all = append(all, Part{uint16(n), uint16(n), LastTurn})
 		}
 	}
 	return &all
 }
 
-// parts returns those of a range. Only at a ClusterIP that no other Service has do they follow from its own Service: what
-// others claim there is no ClusterIP, and loses.
+func (p *port) inTurn(t Turn) *[]Part { return &[]Part{{p.number, p.last, t}} }
+
+// parts returns those of a range. At a ClusterIP that no other Service has, they follow from its own Service: what others
+// claim there is no ClusterIP, and loses.
 func (s *State) parts(c claim, k FrontendKey) *[]Part {
-	if c.kind != ClusterIP || s.sets[ClusterIPs].all[Address(k.Addr())].users != 1 {
+	switch owners := s.sets[ClusterIPs].all[Address(k.Addr())].users; {
+	case c.kind == ClusterIP && owners == 1:
+		return c.port.parts
+	case owners > 0, s.sets[NodeAddresses].has(Address(k.Addr())):
 		return nil
+	case c.kind == LoadBalancerIP && c.port.service.spec.sources[FamilyOf(k.Addr())] != nil:
+		return c.port.restricted
 	}
-	return c.port.parts
+	return c.port.external
 }
 
 // address has the frontends of one address. There are such records once there are ranges.

@@ -164,8 +164,9 @@ func TestRangesAtOwnAddresses(t *testing.T) {
 	}
 }
 
-// TestPartsOfRanges: of a range at a ClusterIP, the parts without a port of the Service are direct, unless it has many such
-// ports, or another Service the ClusterIP. At external IPs none is, even if it is the ClusterIP of another. A change of what else the Service has leaves the parts as they are.
+// TestPartsOfRanges: of a range at a ClusterIP, the parts without a port of the Service have the first turn, unless it has
+// many such ports, or another Service the ClusterIP. At an external IP there is one part, also beside another Service's
+// ports; in the last turn, if it is the ClusterIP of another. A change of what else the Service has leaves the parts as they are.
 func TestPartsOfRanges(t *testing.T) {
 	s := New(Config{})
 	svc := rangedService("1", 2000, 9, "udp/10-20", "192.0.2.10", "10.96.0.3")
@@ -182,7 +183,7 @@ func TestPartsOfRanges(t *testing.T) {
 	}
 	check := func(what string, want ...Part) {
 		t.Helper()
-		for ip, want := range map[string][]Part{"10.96.0.1": want, "192.0.2.10": {{10, 20, false}}, "10.96.0.3": {{10, 20, false}}} {
+		for ip, want := range map[string][]Part{"10.96.0.1": want, "192.0.2.10": {{10, 20, ExternalTurn}}, "10.96.0.3": {{10, 20, LastTurn}}} {
 			if f := s.frontends[key(ip)]; f == nil || f.reported == nil || !slices.Equal(f.reported.PartsOf(), want) {
 				t.Errorf("%s: %s has other parts than %v: %+v", what, ip, want, f.reported.PartsOf())
 			}
@@ -190,9 +191,9 @@ func TestPartsOfRanges(t *testing.T) {
 	}
 	s.SetService(rangedService("3", 2001, 14, "")) // has one of the external IPs as its ClusterIP
 	change()
-	check("no port", Part{10, 20, true})
+	check("no port", Part{10, 20, FirstTurn})
 	change(10, 15, 20)
-	check("ports", Part{10, 10, false}, Part{11, 14, true}, Part{15, 15, false}, Part{16, 19, true}, Part{20, 20, false})
+	check("ports", Part{10, 10, LastTurn}, Part{11, 14, FirstTurn}, Part{15, 15, LastTurn}, Part{16, 19, FirstTurn}, Part{20, 20, LastTurn})
 	if u := change(15, 10, 20, 21); len(u.Frontends) != 3 {
 		t.Errorf("one more port beside the range, at three addresses: %d frontends differ", len(u.Frontends))
 	}
@@ -200,19 +201,56 @@ func TestPartsOfRanges(t *testing.T) {
 		t.Errorf("%d elements, %d of ranges by parts", n, ranges)
 	}
 	change(11, 12, 13, 14, 15, 16, 17, 18)
-	check("eight ports", Part{10, 10, true}, Part{11, 11, false}, Part{12, 12, false}, Part{13, 13, false}, Part{14, 14, false}, Part{15, 15, false},
-		Part{16, 16, false}, Part{17, 17, false}, Part{18, 18, false}, Part{19, 20, true})
+	check("eight ports", Part{10, 10, FirstTurn}, Part{11, 11, LastTurn}, Part{12, 12, LastTurn}, Part{13, 13, LastTurn}, Part{14, 14, LastTurn}, Part{15, 15, LastTurn},
+		Part{16, 16, LastTurn}, Part{17, 17, LastTurn}, Part{18, 18, LastTurn}, Part{19, 20, FirstTurn})
 	change(11, 12, 13, 14, 15, 16, 17, 18, 19)
-	check("nine ports", Part{10, 20, false})
+	check("nine ports", Part{10, 20, LastTurn})
 	change(12)
-	want := []Part{{10, 11, true}, {12, 12, false}, {13, 20, true}}
+	want := []Part{{10, 11, FirstTurn}, {12, 12, LastTurn}, {13, 20, FirstTurn}}
 	check("one port", want...)
 	other := rangedService("1", 1999, 13, "") // with the same ClusterIP, and older
 	other.Name = "2"
 	s.SetService(other)
 	s.Change()
-	check("another Service has the ClusterIP", Part{10, 20, false})
+	check("another Service has the ClusterIP", Part{10, 20, LastTurn})
 	s.DeleteService("ns", "2")
 	s.Change()
 	check("no other Service has it", want...)
+
+	s.SetService(rangedService("4", 1998, 15, "", "192.0.2.10")) // has a port in the range at the external IP
+	if u := s.Change(); slices.ContainsFunc(u.Frontends, func(c FrontendChange) bool { return c.Key().IsRange() }) {
+		t.Errorf("another Service's port in a range: the range differs: %+v", u.Frontends)
+	}
+	check("another Service has a port in it", want...)
+}
+
+// TestTurnsOfRanges: a range at an external address is found after two look-ups of external ports only, unless other kinds
+// of frontends can be there; with source ranges, if the client is in them. This follows all changes.
+func TestTurnsOfRanges(t *testing.T) {
+	const ip = "192.0.2.20"
+	s := New(Config{NodePorts: NodePortAddresses{CIDRs: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}}})
+	svc := rangedService("1", 2000, 9, "udp/10-20")
+	svc.Spec.Type, svc.Status.LoadBalancer.Ingress = corev1.ServiceTypeLoadBalancer, []corev1.LoadBalancerIngress{{IP: ip}}
+	other := rangedService("2", 2001, 15, "")
+	other.Spec.ClusterIP = ip
+	for _, step := range []struct {
+		what string
+		do   func()
+		want Turn
+	}{
+		{"first", func() { s.SetService(svc) }, ExternalTurn},
+		{"source ranges", func() { svc.Spec.LoadBalancerSourceRanges = []string{"198.51.100.0/24"}; s.SetService(svc) }, RestrictedTurn},
+		{"NodePorts", func() { s.SetNodeAddresses([]netip.Addr{netip.MustParseAddr(ip)}) }, LastTurn},
+		{"no NodePorts", func() { s.SetNodeAddresses(nil) }, RestrictedTurn},
+		{"all sources", func() { svc.Spec.LoadBalancerSourceRanges[0] = "0.0.0.0/0"; s.SetService(svc) }, ExternalTurn},
+		{"a ClusterIP", func() { s.SetService(other) }, LastTurn},
+		{"no ClusterIP", func() { s.DeleteService("ns", "2") }, ExternalTurn},
+	} {
+		step.do()
+		s.Change()
+		f := s.FrontendAt(FrontendKey{AddrPort: netip.MustParseAddrPort(ip + ":12"), Protocol: UDP})
+		if f == nil || !slices.Equal(f.PartsOf(), []Part{{10, 20, step.want}}) {
+			t.Errorf("%s: %+v", step.what, f)
+		}
+	}
 }

@@ -78,10 +78,12 @@ type portID struct {
 type port struct {
 	portID
 	nodePort  uint16  // 0 for none
-	parts     *[]Part // of a range
+	parts     *[]Part // of a range at a ClusterIP
 	name      ServicePort
 	service   *service
 	endpoints [families]*endpoints // nil without addresses of the family
+
+	external, restricted *[]Part // at other addresses, without and with source ranges
 }
 
 // has reports whether the Service has addresses of a family. Without a ClusterIP in a
@@ -149,7 +151,7 @@ func (s *State) compactService(in *corev1.Service) *serviceSpec {
 		}
 	}
 	for _, r := range out.ports[:out.portRanges] {
-		r.parts = r.divide(out.ports[out.portRanges:])
+		r.parts, r.external, r.restricted = r.divide(out.ports[out.portRanges:]), r.inTurn(ExternalTurn), r.inTurn(RestrictedTurn)
 	}
 	return out
 }

@@ -129,7 +129,7 @@ func (s *schema) poolBeforeBackend(d *scopeSets) []expr.Any {
 	load := s.destination(d, regID)
 	if d.inRange { // copied from behind the key: there is no room for the other words
 		at, from := regID+s.addrLen/4-1, regID+s.addrLen/4-1+rangePools+uint32(d.scope)
-		return append(load, loadMarkTo(from), lookup(s.ranges, regID, at), &expr.Bitwise{SourceRegister: from, DestRegister: regRemember, Len: 4, Mask: word(^uint32(0)), Xor: word(0)})
+		return append(load, loadMarkTo(from), lookup(s.ranges, regID, at), copyWord(from, regRemember))
 	}
 	return append(load, loadMarkTo(regRemember), lookup(d.frontends, regID, regRemember-1)) // the mark is only for the nft command
 }

@@ -24,7 +24,7 @@ func TestColdStartBrokenOff(t *testing.T) {
 	}
 	fancy(s)
 	for f := range schemas {
-		skeleton := schemas[f].skeleton(k.config, &s.Full().Change)
+		skeleton := schemas[f].skeleton(k.config, &s.Full().Change, true)
 		if err := k.conn.Commit(0, &skeleton.batch); err != nil {
 			t.Fatal(err)
 		}

@@ -43,6 +43,7 @@
 //	    ip daddr . meta l4proto . th dport @external goto external
 //	    ip daddr @cluster-ips goto cluster-ip
 //	    ip daddr @node-addresses meta l4proto . th dport @node-ports goto node-port
+//	    # all again, with "jump external-missed", empty without ranges, after the first
 //	  }
 //	  chain cluster-ip {
 //	    ip saddr != 10.0.0.0/16 meta mark set meta mark | 0x4000     # as --detect-local-mode says

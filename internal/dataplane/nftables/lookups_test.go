@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/dataplanetest"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
@@ -26,6 +27,7 @@ type walk struct {
 	sets     map[string][]nfnl.Element
 	interval map[string]bool
 	protocol byte
+	source   netip.Addr
 	network  []byte // header
 	port     uint16
 	regs     [4 * 16]byte
@@ -55,11 +57,12 @@ func newWalk(t *testing.T, conn *nfnl.Conn, s *schema) *walk {
 	return w
 }
 
-// to sends a packet from a pod, and returns the sets that it was looked up in and how it ended.
+// to sends a packet from the source, or from outside, and returns the sets that it was looked up in and how it ended.
 func (w *walk) to(s *schema, protocol byte, dst string) (lookups []string, end string) {
 	to := netip.MustParseAddrPort(dst)
 	w.network = make([]byte, 40)
 	copy(w.network[s.daddr:], to.Addr().AsSlice())
+	copy(w.network[s.saddr:], w.source.AsSlice())
 	w.protocol, w.port, w.lookups, w.end, w.regs = protocol, to.Port(), nil, "", [64]byte{}
 	w.chain(chainServices)
 	return w.lookups, w.end
@@ -247,18 +250,84 @@ func TestLookups(t *testing.T) {
 					t.Errorf("%+v: to port %s beside the range: %q", c, to, end)
 				}
 			}
-			external := map[desired.Family]string{desired.IPv4: "198.51.100.10", desired.IPv6: "[2001:db8:51::10]"}[f]
-			port, end = with[f].to(s, unix.IPPROTO_UDP, external+":5060")
-			got, end2 := with[f].to(s, unix.IPPROTO_UDP, external+":5000")
-			if len(got)-len(port) != 9 || end != "nat" || end2 != "nat" {
-				t.Errorf("%+v: %d look-ups to a port at an external address, %s; %d to the range, %s: %s", c, len(port), end, len(got), end2, got)
-			}
 			w := with[f] // the port's element is being replaced
 			for _, set := range []string{"frontends", "local-frontends"} {
 				w.sets[set] = slices.DeleteFunc(w.sets[set], func(e nfnl.Element) bool { return strings.HasSuffix(string(e.Key), "\x13\xc4\x00\x00") })
 			}
 			if got, _ := w.to(s, unix.IPPROTO_UDP, ip+":5060"); !slices.Equal(got[2:8], []string{"frontends", "ranges", "frontends", "local-frontends", "ranges", "local-frontends"}) {
 				t.Errorf("%+v: to a port that look-ups miss: %s", c, got)
+			}
+		}
+	}
+}
+
+// TestExternalLookups counts look-ups at a load balancer's address: a new connection through a range takes at most one more
+// than one to a port there, and three more if both source ranges and externalTrafficPolicy Local apply. Beside another
+// Service's ports in the range it is the same, and a port that both tries of external ports miss only is the range's.
+func TestExternalLookups(t *testing.T) {
+	for _, c := range []struct {
+		policy  corev1.ServiceExternalTrafficPolicy
+		sources []string
+		more    map[string]int // by client
+	}{
+		{"Cluster", nil, map[string]int{"outside": 0, "pod": 0}},
+		{"Local", nil, map[string]int{"outside": 1, "pod": 1}},
+		{"Cluster", []string{"10.0.0.0/8", "192.168.0.0/16", "fd00::/16"}, map[string]int{"outside": 1, "pod": 1, "excluded": -1}},
+		{"Local", []string{"10.0.0.0/8", "192.168.0.0/16", "fd00::/16"}, map[string]int{"outside": 3, "pod": 3, "excluded": -1}},
+	} {
+		k := newKernel(t)
+		config := inCluster("10.244.0.0/16", "fd00:244::/32")
+		config.NodeName = "n1"
+		s := desired.New(config)
+		ingress := []corev1.LoadBalancerIngress{{IP: "198.51.100.10"}, {IP: "2001:db8:51::10"}}
+		for name, port := range map[string]int32{"media": 5060, "other": 5062} {
+			svc := &corev1.Service{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name},
+				Spec: corev1.ServiceSpec{
+					Type: corev1.ServiceTypeLoadBalancer, ClusterIPs: []string{fmt.Sprint("10.96.1.", port%256), fmt.Sprintf("fd00:96::%d", port)},
+					ExternalTrafficPolicy: c.policy, LoadBalancerSourceRanges: c.sources, Ports: []corev1.ServicePort{{Port: port, Protocol: corev1.ProtocolUDP}},
+				},
+				Status: corev1.ServiceStatus{LoadBalancer: corev1.LoadBalancerStatus{Ingress: ingress}},
+			}
+			if name == "media" {
+				svc.Annotations = map[string]string{desired.AnnotationPortRanges: "udp/5000-6000"}
+				svc.CreationTimestamp = metav1.NewTime(time.Unix(1, 0)) // younger, so that the other one's port wins
+			}
+			s.SetService(svc)
+			for kind, ip := range map[discoveryv1.AddressType]string{discoveryv1.AddressTypeIPv4: "10.244.9.9", discoveryv1.AddressTypeIPv6: "fd00:244::9"} {
+				s.SetEndpointSlice(&discoveryv1.EndpointSlice{
+					ObjectMeta:  metav1.ObjectMeta{Namespace: "ns", Name: name + string(kind), Labels: map[string]string{discoveryv1.LabelServiceName: name}},
+					AddressType: kind, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{ip}, NodeName: &config.NodeName}},
+					Ports: []discoveryv1.EndpointPort{{Name: new(""), Port: &port, Protocol: new(corev1.ProtocolUDP)}},
+				})
+			}
+		}
+		dataplanetest.Reconcile(t, k.Dataplane, s)
+		k.has(s)
+		for f := range schemas {
+			w, r := newWalk(t, k.conn, k.schemas[f]), k.schemas[f]
+			ip := []string{"198.51.100.10", "[2001:db8:51::10]"}[f]
+			for client, more := range c.more {
+				w.source = netip.MustParseAddr(map[string][]string{"outside": {"192.168.7.7", "fd00:7::7"}, "pod": {"10.244.7.7", "fd00:244::7"}, "excluded": {"203.0.113.7", "2001:db8:7::7"}}[client][f])
+				port, end := w.to(r, unix.IPPROTO_UDP, ip+":5060")
+				for _, to := range []string{"5000", "5061", "5063", "6000"} {
+					got, end2 := w.to(r, unix.IPPROTO_UDP, ip+":"+to)
+					if end2 != end || (end == "nat") != (more >= 0) || end == "nat" && len(got)-len(port) != more {
+						t.Errorf("%s %v, client %s: %d look-ups to a port, %q; %d to port %s of the range, %q: %s", c.policy, c.sources, client, len(port), end, len(got), to, end2, got)
+					}
+				}
+			}
+			if got, end := w.to(r, unix.IPPROTO_UDP, []string{"203.0.113.99:53", "[2001:db8:99::1]:53"}[f]); len(got) != 12 || end != "" {
+				t.Errorf("%d look-ups to no Service, %q: %s", len(got), end, got)
+			}
+			// The element of another Service's port is being replaced.
+			external := w.sets["external"]
+			w.source = netip.MustParseAddr([]string{"192.168.7.7", "fd00:7::7"}[f])
+			port, _ := w.to(r, unix.IPPROTO_UDP, ip+":5062")
+			w.sets["external"] = slices.DeleteFunc(slices.Clone(external), func(e nfnl.Element) bool { return strings.HasSuffix(string(e.Key), "\x13\xc6\x00\x00") })
+			missed, _ := w.to(r, unix.IPPROTO_UDP, ip+":5062")
+			if slices.Contains(port, "ranges") || !slices.Equal(missed[:5], []string{"external", "cluster-ips", "node-addresses", "external", "ranges"}) {
+				t.Errorf("%s: to another Service's port: %s; if look-ups miss it: %s", c.policy, port, missed)
 			}
 		}
 	}

@@ -29,6 +29,8 @@ type Dataplane struct {
 	timeouts    [len(schemas)]map[uint32]int       // timeouts of session affinity that have a chain, with their frontends' number, or emptied
 	onDemand    [len(schemas)][2 * scopes]onDemand // by scope, those of ranges last
 	unsealed    *desired.Change                    // see sealRanges
+	first       [len(schemas)]nfnl.Batch           // what the first range of a node adds, encoded in advance
+	begun       [len(schemas)]nfnl.Batch           // of those, what precedes chains
 	limits      [len(schemas)]limits
 	unlimited   map[desired.Problem]bool // Services, as reported
 	sequence    dataplane.Sequence
@@ -98,7 +100,11 @@ func (b *Dataplane) Apply(ctx context.Context, change *desired.Change) (dataplan
 // commitChains creates the chains that the elements in b.batch lead to, in a transaction of its
 // own. A packet that is inside the table when the elements appear runs the rules from before, and
 // would find a chain of the same transaction empty, and no frontend.
-func (b *Dataplane) commitChains() error { return b.conn.Commit(0, &b.chains) }
+func (b *Dataplane) commitChains() error {
+	err := b.conn.Commit(0, &b.begun[0], &b.begun[1], &b.chains)
+	b.begun = [len(schemas)]nfnl.Batch{}
+	return err
+}
 
 func (b *Dataplane) stats() dataplane.Stats {
 	return dataplane.Stats{Elements: b.batch.Elements() + b.chains.Elements(), Bytes: b.batch.Len() + b.chains.Len(), Refused: b.lacking}

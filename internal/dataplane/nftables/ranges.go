@@ -20,15 +20,16 @@ import (
 // A frontend with a range of ports has an element for each of its parts, whatever their sizes, in a map of intervals, with
 // its key in the other maps and its pools of both scopes:
 //
-//	map ranges { 10.96.0.10 . udp . 10000-20000 : 81 . 10000 . 7 . direct }
+//	map ranges { 10.96.0.10 . udp . 10000-20000 : 81 . 10000 . 7 . none . turn }
 //
 // That key has the first port, and the protocol's number with rangeFlag, so that no packet has it. The chains
 // for ranges are those for addresses again, with other names. They look up the map ranges before each look-up
 // of a frontend, and leave the port alone. Packets enter them that are to no port of a Service, after both tries. So
 // ports win over ranges, and packets to them do not meet the map.
 //
-// No port of a Service is in a direct part, so one try is enough, before rules of the chains missed and local-missed. These
-// chains are there from the start, and empty, as rules are only added to the ends of chains.
+// A part with another turn than the last is found before ([desired.Turn]), by rules of the chains missed, local-missed and
+// external-missed. These are there from the start, and empty, as rules are only added to the ends of chains. The next Check
+// after the first range adds these rules, which only save look-ups.
 //
 // If a Service with ranges has session affinity, all of its ports share a client's backend, by its address: the
 // map partners has a pool's backend with an address.
@@ -40,12 +41,18 @@ import (
 
 const rangeFlag, rangePrefix = 0x40, "range-" // the prefix of the chains and maps
 
-// direct and indirect are the numbers of a pool that a part of a range does not have. A direct part has one pool.
-// rangePools is the word with the pool in a value of ranges, before that of the scope Local.
-const direct, indirect, firstPool, rangePools = 0, 1, 2, 3
+// noPool is the number of a pool that a range does not have. rangePools is the word with the pool in a value of ranges,
+// before that of the scope Local, and rangeTurn that with a turn.
+const noPool, firstPool, rangePools, rangeTurn = 0, 1, 3, 5
+
+// turn returns the number for a turn of a range with or without a pool of the scope Local. All of its bytes are the same, as
+// nft reads them in another order than it writes them.
+func turn(t desired.Turn, localPool uint32) uint32 {
+	return 0x01010101 * (uint32(t)<<1 | min(localPool, 1))
+}
 
 // chainRanges leads to the chain for external ranges. Packets for a ClusterIP have come through the chain dispatch.
-const chainRanges = "ranges"
+const chainRanges, chainExternalMissed = "ranges", "external-" + chainMissed
 
 // rangedSchemas are the schemas of tables with ranges.
 var rangedSchemas = func() (all [len(schemas)]schema) {
@@ -54,8 +61,8 @@ var rangedSchemas = func() (all [len(schemas)]schema) {
 		s.ranged = true
 		s.ranges = &nfnl.Set{ // a long number, as sources
 			Name: "ranges", KeyType: nfnl.TypeInteger, KeyLen: s.external.KeyLen, Flags: unix.NFT_SET_INTERVAL, KeyTypeof: nfnl.NetworkHeader(s.external.KeyLen),
-			// For nft, all words but the unused one are an address: version 1.0.6 names four fields at most.
-			DataType: nfnl.Concat(nfnl.TypeMark, nfnl.TypeIP6Addr), DataLen: 5 * 4, DataTypeof: nfnl.Concatenation(nfnl.MetaMark, nfnl.IP6Daddr),
+			// For nft, all words but the first and last are an address: version 1.0.6 names four fields at most.
+			DataType: nfnl.Concat(nfnl.TypeMark, nfnl.TypeIP6Addr, nfnl.TypeMark), DataLen: 6 * 4, DataTypeof: nfnl.Concatenation(nfnl.MetaMark, nfnl.IP6Daddr, nfnl.MetaMark),
 		}
 		s.partners = named(s.members, "partners")
 		s.partners.DataType, s.partners.DataLen = nfnl.Concat(s.table.Family.AddrType(), nfnl.TypeInetService), s.addrLen+4
@@ -97,14 +104,7 @@ func (s *schema) writeRanges(batch *nfnl.Batch, c dataplane.Config, full *desire
 	}
 	w, cluster := ruleWriter{s, batch}, &s.rangeSets[desired.Cluster]
 	for i := range s.rangeSets {
-		d := &w.rangeSets[i]
-		w.scope(c, d)
-		other := uint32(regValueWord + 1 - 2*i) // the pool of the other scope
-		w.rule(w.addressSets[i].prefix+chainMissed, "@ranges[ip daddr . meta l4proto . th dport], if direct, its @range-pools, its @"+d.picks.Name,
-			[]expr.Any{loadMarkTo(other)}, w.pool(d), []expr.Any{
-				&expr.Cmp{Op: expr.CmpOpEq, Register: other, Data: word(direct)},
-				lookup(d.pools, regValueWord, regValue), lookup(d.picks, regValueWord, unix.NFT_REG_VERDICT),
-			})
+		w.scope(c, &w.rangeSets[i])
 	}
 	w.rule(chainServices, "", goTo(chainRanges))
 	w.rule(chainDispatch, "", jump(chainRanges))
@@ -119,7 +119,34 @@ func (s *schema) writeRanges(batch *nfnl.Batch, c dataplane.Config, full *desire
 	w.rule(rangePrefix+chainDrop, "no endpoint that traffic policy allows", nfnl.CountIn(dataplane.NoLocalEndpoints), drop())
 }
 
-// beginRanges encodes what the first range of a family needs, or of any.
+// writeEarly adds the rules for parts with other turns than the last. Until then they have that one.
+func (s *schema) writeEarly(batch *nfnl.Batch, c dataplane.Config, full *desired.Change) {
+	w, cluster, local := ruleWriter{s, batch}, &s.rangeSets[desired.Cluster], &s.rangeSets[desired.Local]
+	w.early(chainMissed, cluster, desired.FirstTurn, noPool, nil, nil)
+	w.early("local-"+chainMissed, local, desired.FirstTurn, 1, nil, nil)
+	for t := desired.ExternalTurn; t <= desired.RestrictedTurn; t++ { // as the chains external, which always marks, and external-local
+		w.early(chainExternalMissed, local, t, 1, w.podMatch(full.Local, expr.CmpOpNeq), fromNode(expr.CmpOpNeq))
+		if pod := w.podMatch(full.Local, expr.CmpOpEq); pod != nil {
+			w.early(chainExternalMissed, cluster, t, 1, pod, nil)
+		}
+		w.early(chainExternalMissed, cluster, t, noPool, nil, setMark(uint32(1)<<c.MasqueradeBit))
+	}
+}
+
+// early writes a rule for packets to parts with a turn. first is a condition that costs no look-up, and then another one, or
+// a mark. Marks that are loaded are only for the nft command.
+func (w *ruleWriter) early(chain string, d *scopeSets, t desired.Turn, localPool uint32, first, then []expr.Any) {
+	pool, n := uint32(regValueWord), turn(t, localPool)
+	number := pool + rangeTurn - rangePools - uint32(d.scope)
+	load := slices.Concat([]expr.Any{loadMarkTo(number)}, w.pool(d), []expr.Any{&expr.Cmp{Op: expr.CmpOpEq, Register: number, Data: word(n)}})
+	if t == desired.RestrictedTurn { // the key of sources takes the place of the pool
+		pool, load = regSpare, append(w.inSources(d, n), loadMarkTo(regValueWord))
+	}
+	w.rule(chain, "@ranges[ip daddr . meta l4proto . th dport], its @range-pools, its @"+d.picks.Name,
+		first, load, []expr.Any{lookup(d.pools, pool, regValue)}, then, []expr.Any{lookup(d.picks, regValueWord, unix.NFT_REG_VERDICT)})
+}
+
+// beginRanges begins with what the first range of a family needs, or of any.
 func (b *Dataplane) beginRanges(change *desired.Change, all bool) {
 	for f := range schemas {
 		begins := func(p desired.PoolChange) bool { return (p.Range || p.Shared) && p.Family == desired.Family(f) }
@@ -130,7 +157,7 @@ func (b *Dataplane) beginRanges(change *desired.Change, all bool) {
 			continue
 		}
 		if b.schemas[f] = &rangedSchemas[f]; !b.unsupported[f] {
-			b.schemas[f].writeRanges(&b.chains, b.config, change)
+			b.begun[f] = b.first[f]
 		}
 	}
 }
@@ -140,6 +167,9 @@ func (b *Dataplane) beginRanges(change *desired.Change, all bool) {
 func (b *Dataplane) sealRanges(generation uint32) error {
 	b.chains.Reset()
 	b.beginRanges(b.unsealed, true)
+	for f := range b.served {
+		b.schemas[f].writeEarly(&b.chains, b.config, b.unsealed)
+	}
 	if err := b.commitChains(); err != nil {
 		return err
 	}
@@ -154,15 +184,24 @@ func (s *schema) rangeAt(reg uint32, address []expr.Any) []expr.Any {
 	return append([]expr.Any{lookup(s.ranges, reg, reg+s.addrLen/4-1)}, address...)
 }
 
-// copyRange loads the protocol and the port of the range that has a packet's key. The registers are part of one
-// number for nft, so the look-up writes to others: nft would take its result for that number.
-func (w *ruleWriter) copyRange(to uint32) []expr.Any {
-	found := to + w.addrLen/4 - 1
-	load := append(w.destination(&w.rangeSets[0], to), lookup(w.ranges, to, found))
-	for i := range uint32(2) {
-		load = append(load, &expr.Bitwise{SourceRegister: found + 1 + i, DestRegister: to + i, Len: 4, Mask: word(math.MaxUint32), Xor: word(0)})
+// copyRange loads the protocol and the port of the range that has a packet's key, and with a turn matches that of the part,
+// and copies the pool to regSpare. The registers are part of one number for nft, so the look-up writes to others: nft would
+// take its result for that number. The marks are only for the nft command.
+func (w *ruleWriter) copyRange(d *scopeSets, to, turn uint32) (load []expr.Any) {
+	found := to + 2
+	number, pool := found+rangeTurn, found+rangePools+uint32(d.scope)
+	for _, mark := range []uint32{found + 1, found + 2, number, pool} {
+		load = append(load, loadMarkTo(mark))
+	}
+	load = append(append(load, w.destination(d, to)...), lookup(w.ranges, to, found), copyWord(found+1, to), copyWord(found+2, to+1))
+	if turn != 0 {
+		load = append(load, &expr.Cmp{Op: expr.CmpOpEq, Register: number, Data: word(turn)}, copyWord(pool, regSpare))
 	}
 	return load
+}
+
+func copyWord(from, to uint32) expr.Any {
+	return &expr.Bitwise{SourceRegister: from, DestRegister: to, Len: 4, Mask: word(math.MaxUint32), Xor: word(0)}
 }
 
 // portRange writes the intervals of a frontend, but those that another version of it has, too.
@@ -174,13 +213,12 @@ func (w *writer) portRange(op op, s *schema, f, other *desired.Frontend) {
 		}
 		first, last := s.partKey(f, part.First), s.partKey(f, part.Last)
 		last[len(last)-2], last[len(last)-1] = 0xff, 0xff // the padding
-		none := map[bool]uint32{false: indirect, true: direct}[part.Direct]
-		pools := [scopes]uint32{none, none}
+		pools := [scopes]uint32{noPool, noPool}
 		if pools[f.Scope] = w.number(f.Pool); f.LocalPool != desired.NoPool {
 			pools[desired.Local] = w.number(f.LocalPool)
 		}
 		value := append(number(nil, 0), s.frontendKey(nil, f.FrontendKey)[s.addrLen:]...)
-		w.interval(op, s, s.ranges, first, last, number(number(value, pools[0]), pools[1])...)
+		w.interval(op, s, s.ranges, first, last, number(number(number(value, pools[0]), pools[1]), turn(part.Turn, pools[desired.Local]))...)
 	}
 }
 
@@ -271,10 +309,11 @@ func (r *tableReader) portRange(e nfnl.Element, last []byte) {
 			to[string(key)] = nfnl.Element{Key: key, Value: secondWord(nil, pool)}
 			pools++
 		}
-		part.Direct = part.Direct || pool == direct
 	}
-	if r.parts[string(key)] = append(parts, part); pools == 0 {
-		r.fault("range %x leads to no frontend", key)
+	number := firstNumber(words[4*(rangeTurn-rangePools):])
+	part.Turn = desired.Turn(number & 0xff >> 1)
+	if r.parts[string(key)] = append(parts, part); pools == 0 || number != turn(part.Turn, firstNumber(words[4:])) {
+		r.fault("range %x leads to no frontend, or has the turn %#x", key, number)
 	}
 }
 

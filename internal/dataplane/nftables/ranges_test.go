@@ -216,7 +216,8 @@ func TestPartsOfRanges(t *testing.T) {
 	d := s.Decide(desired.Origin{}, f.FrontendKey)
 	for what, damage := range map[string]func(first, last, value []byte) []byte{
 		"missing":        func(_, _, value []byte) []byte { return nil },
-		"not so direct":  func(_, _, value []byte) []byte { value[16] ^= 1; return value },
+		"another turn":   func(_, _, value []byte) []byte { value[20] ^= 2; return value },
+		"of the Local":   func(_, _, value []byte) []byte { value[20] ^= 1; return value },
 		"another pool":   func(_, _, value []byte) []byte { value[12] ^= 0x40; return value },
 		"another length": func(_, last, value []byte) []byte { last[len(last)-3] ^= 1; return value },
 		"unused":         func(_, _, value []byte) []byte { value[3] = 1; return value },

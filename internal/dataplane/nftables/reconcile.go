@@ -193,15 +193,20 @@ type skeletons [len(schemas)]*skeleton
 func (b *Dataplane) skeletons(full *desired.Change) (want skeletons) {
 	for f := range schemas {
 		b.schemas[f] = &schemasFor[full.Ranges][f]
-		want[f] = b.schemas[f].skeleton(b.config, full)
+		want[f], b.first[f] = b.schemas[f].skeleton(b.config, full, true), nfnl.Batch{}
+		if !full.Ranges {
+			rangedSchemas[f].writeRanges(&b.first[f], b.config, full)
+		}
 	}
 	return want
 }
 
-func (s *schema) skeleton(c dataplane.Config, full *desired.Change) *skeleton {
+func (s *schema) skeleton(c dataplane.Config, full *desired.Change, complete bool) *skeleton {
 	k := &skeleton{}
 	k.batch.AddTable(s.table, tableComment)
-	s.write(&k.batch, c, full)
+	if s.write(&k.batch, c, full); s.ranged && complete {
+		s.writeEarly(&k.batch, c, full)
+	}
 	s.writeEntry(&k.entry)
 	hash := fnv.New64a()
 	hash.Write(k.batch.Wire())

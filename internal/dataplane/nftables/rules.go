@@ -71,6 +71,7 @@ var chains = []nfnl.Chain{
 	{Name: chainDispatch},
 	{Name: chainMissed},
 	{Name: "local-" + chainMissed},
+	{Name: chainExternalMissed},
 	{Name: chainUnserved},
 	{Name: chainUnknownPort},
 	{Name: chainLoopback},
@@ -101,6 +102,7 @@ const (
 	regValueWord = 17 // pool, then its key in picks
 	regSelector  = 18 // of the map pools: how the slot is drawn, the key in sticky-picks
 	regSlot      = 18 // next to the pool: both form a key of endpoints
+	regSpare     = 23 // the last
 )
 
 const (
@@ -123,8 +125,11 @@ func (w *ruleWriter) rule(chain, comment string, parts ...[]expr.Any) {
 func (w *ruleWriter) static(c dataplane.Config, full *desired.Change) {
 	cluster, node := &w.addressSets[desired.Cluster], &w.nodePortSets[desired.Cluster]
 	mark := uint32(1) << c.MasqueradeBit
-	for range 2 { // see dispatch
+	for try := range 2 { // see dispatch
 		w.rule(chainServices, "", w.frontend(cluster), in(w.external), goTo(chainExternal))
+		if try > 0 {
+			w.rule(chainServices, "", jump(chainExternalMissed))
+		}
 		w.rule(chainServices, "", w.load(w.daddr), in(w.clusterIPs), goTo(chainClusterIP))
 		w.rule(chainServices, "if in @node-ports", w.load(w.daddr), in(w.nodeAddresses), w.frontend(node), inMap(node.frontends), goTo(chainNodePort))
 	}
@@ -185,7 +190,7 @@ func (w *ruleWriter) addresses(c dataplane.Config, sets *[scopes]scopeSets, full
 	prefix := cluster.prefix
 	clusterIP, external, externalLocal, dispatch := prefix+chainClusterIP, prefix+chainExternal, prefix+chainExternalLocal, prefix+chainDispatch
 	if c.IPVS {
-		w.rule(clusterIP, "from this node: the source can be a Service's address", fromNode(), setMark(mark))
+		w.rule(clusterIP, "from this node: the source can be a Service's address", fromNode(expr.CmpOpEq), setMark(mark))
 	}
 	w.masquerade(clusterIP, full.Masquerade.ClusterIPs, full.Local, mark)
 	w.rule(clusterIP, "", goTo(dispatch))
@@ -245,7 +250,7 @@ func (w *ruleWriter) masquerade(chain string, m desired.Masquerade, local desire
 	case m == desired.MasqueradeAlways:
 		w.rule(chain, "", setMark(mark))
 	case m == desired.MasqueradeNode:
-		w.rule(chain, "from this node", fromNode(), setMark(mark))
+		w.rule(chain, "from this node", fromNode(expr.CmpOpEq), setMark(mark))
 	case from != nil:
 		w.rule(chain, "not from a pod", from, setMark(mark))
 	}
@@ -263,18 +268,21 @@ func (s *schema) writeEntry(batch *nfnl.Batch) {
 // and the address. For nft, it is the beginning of the network header (see the package's documentation): source and
 // destination are loaded together, in front of the register that nft knows.
 func (w *ruleWriter) source(d *scopeSets) {
+	w.rule(d.prefix+chainSources, "frontend . source address @sources", w.inSources(d, 0), ret())
+}
+
+// inSources does so, for all or with a turn (see copyRange).
+func (w *ruleWriter) inSources(d *scopeSets, turn uint32) []expr.Any {
 	words := w.addrLen / 4
 	key := regKey + words
 	frontend := []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: key + words}, dport(key + words + 1)}
 	if d.inRange {
-		frontend = w.copyRange(key + words)
+		frontend = w.copyRange(d, key+words, turn)
 	}
-	w.rule(d.prefix+chainSources, "frontend . source address @sources",
-		[]expr.Any{
-			&expr.Payload{DestRegister: key, Base: expr.PayloadBaseNetworkHeader, Len: w.sources.KeyLen},
-			&expr.Payload{DestRegister: regKey, Base: expr.PayloadBaseNetworkHeader, Offset: w.saddr, Len: 2 * w.addrLen},
-		}, frontend, w.loadTo(w.saddr, key+words+2),
-		[]expr.Any{&expr.Lookup{SetName: w.sources.Name, SourceRegister: key}}, ret())
+	return slices.Concat([]expr.Any{
+		&expr.Payload{DestRegister: key, Base: expr.PayloadBaseNetworkHeader, Len: w.sources.KeyLen},
+		&expr.Payload{DestRegister: regKey, Base: expr.PayloadBaseNetworkHeader, Offset: w.saddr, Len: 2 * w.addrLen},
+	}, frontend, w.loadTo(w.saddr, key+words+2), []expr.Any{&expr.Lookup{SetName: w.sources.Name, SourceRegister: key}})
 }
 
 // toLocal writes the rule that goes to a chain if the frontend has a pool of local backends.
@@ -289,7 +297,7 @@ func (w *ruleWriter) externalLocal(chain string, local *scopeSets, all string, f
 		w.rule(chain, "from a pod", from, goTo(all))
 	}
 	w.masquerade(chain, full.Masquerade.Local, full.Local, mark)
-	w.rule(chain, "from this node", fromNode(), goTo(all))
+	w.rule(chain, "from this node", fromNode(expr.CmpOpEq), goTo(all))
 	w.dispatch(chain, local)
 	w.rule(chain, "the pool is being changed", drop())
 }
@@ -361,7 +369,7 @@ func (s *schema) pool(d *scopeSets) []expr.Any {
 // has matches packets to a frontend that has a pool in a scope.
 func (s *schema) has(d *scopeSets) []expr.Any {
 	if d.inRange {
-		return append(s.pool(d), &expr.Cmp{Op: expr.CmpOpNeq, Register: regValueWord, Data: word(indirect)})
+		return append(s.pool(d), &expr.Cmp{Op: expr.CmpOpNeq, Register: regValueWord, Data: word(noPool)})
 	}
 	return append(s.frontend(d), inMap(d.frontends)...)
 }
@@ -515,10 +523,10 @@ func notLocalAddress() []expr.Any {
 	}
 }
 
-// fromNode matches packets with a source address of this node.
-func fromNode() []expr.Any {
+// fromNode matches packets with a source address of this node or, with CmpOpNeq, all others.
+func fromNode(op expr.CmpOp) []expr.Any {
 	return []expr.Any{
 		&expr.Fib{Register: regKey, ResultADDRTYPE: true, FlagSADDR: true},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: regKey, Data: word(unix.RTN_LOCAL)},
+		&expr.Cmp{Op: op, Register: regKey, Data: word(unix.RTN_LOCAL)},
 	}
 }

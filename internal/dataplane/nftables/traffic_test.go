@@ -307,3 +307,105 @@ func TestNodePortTakeOver(t *testing.T) {
 		return b
 	}, func() {})
 }
+
+// TestPortInAnothersRange adds, replaces and removes, again and again, the port of a Service that is in the range of another
+// one at the same external address. Meanwhile both are used: no connection fails, established ones stay, and new ones go
+// where the last change says; with externalTrafficPolicy Local, the endpoint sees the client's address. A first packet that
+// is inside the rules at the moment of the removal may be lost, as wherever a port is removed; TCP sends it again.
+func TestPortInAnothersRange(t *testing.T) {
+	for _, policy := range []corev1.ServiceExternalTrafficPolicy{"Cluster", "Local"} {
+		for _, sources := range [][]string{nil, {"10.244.1.0/24"}} {
+			t.Run(fmt.Sprint(policy, sources), func(t *testing.T) { portInAnothersRange(t, policy, sources) })
+		}
+	}
+}
+
+func portInAnothersRange(t *testing.T, policy corev1.ServiceExternalTrafficPolicy, sources []string) {
+	const inRange, own, end = dataplanetest.FirstPort + 3, dataplanetest.FirstPort + 5, dataplanetest.FirstPort + 9 // own is the other Service's
+	s := newStreet(t, 12)
+	ip := netip.MustParseAddr("192.0.2.1")
+	set := func(name string, created, port int32, annotations map[string]string, p corev1.ServiceExternalTrafficPolicy, targets ...int32) {
+		svc := &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, Annotations: annotations, CreationTimestamp: metav1.Unix(int64(created), 0)},
+			Spec: corev1.ServiceSpec{
+				Type: corev1.ServiceTypeLoadBalancer, ClusterIP: fmt.Sprint("10.96.1.", created), ExternalTrafficPolicy: p,
+				LoadBalancerSourceRanges: sources, Ports: []corev1.ServicePort{{Port: port}},
+			},
+		}
+		svc.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: ip.String()}}
+		s.state.SetService(svc)
+		for i := range int32(2) {
+			slice := dataplanetest.Slice(0)
+			slice.Name, slice.Labels, slice.Endpoints[0].NodeName = fmt.Sprint(name, i), map[string]string{discoveryv1.LabelServiceName: name}, ptr.To("n1")
+			if int(i) < len(targets) {
+				slice.Ports[0].Port = &targets[i]
+				s.state.SetEndpointSlice(slice)
+			} else {
+				s.state.DeleteEndpointSlice("default", slice.Name)
+			}
+		}
+	}
+	set("media", 2, 9, map[string]string{desired.AnnotationPortRanges: fmt.Sprintf("tcp/%d-%d", dataplanetest.FirstPort, end)}, policy, 9)
+	dataplanetest.Apply(t, s.Dataplane, s.state)
+	if err := s.Check(t.Context()); err != nil { // completes the rules
+		t.Fatal(err)
+	}
+	load := func(port uint16, wants func(server uint16) bool) *lab.Load {
+		l, err := s.Client.StartLoad(t.Context(), lab.TCP, netip.AddrPortFrom(ip, port), lab.LoadOptions{Workers: 2, Connect: []lab.ConnectOption{lab.Timeout(10 * time.Second)}, Result: func(_ time.Time, r lab.Reply, err error) {
+			if err == nil && (!wants(r.Local.Port()) || (r.Seen.Addr() == r.Source.Addr()) != (policy == "Local")) {
+				t.Errorf("a connection to port %d reached %s, which saw %s", port, r.Local, r.Seen)
+			}
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l
+	}
+	stream := func(port uint16) *lab.Stream {
+		st, err := s.Client.Stream(lab.TCP, netip.AddrPortFrom(ip, port), 5*time.Millisecond, lab.Timeout(20*time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return st
+	}
+	loads := []*lab.Load{load(inRange, func(p uint16) bool { return p == inRange }), load(own, func(p uint16) bool { return p == own || p > end })}
+	streams := []*lab.Stream{stream(inRange), stream(own)}
+	reaches := func(what string, want bool) {
+		t.Helper()
+		dataplanetest.Apply(t, s.Dataplane, s.state)
+		if r, err := s.Client.Connect(lab.TCP, netip.AddrPortFrom(ip, own)); err != nil || (r.Local.Port() > end) != want {
+			t.Fatalf("%s: a connection reached %s: %v", what, r.Local, err)
+		}
+	}
+	enough := func() bool { return min(loads[0].Stats().OK, loads[1].Stats().OK) >= 300 }
+	for round := 0; round < 30 || !enough() && round < 1000; round++ {
+		set("other", 1, own, nil, policy, end+1)
+		reaches("added", true)
+		if round == 0 {
+			streams = append(streams, stream(own))
+		}
+		set("other", 1, own, nil, policy, end+2)
+		reaches("another endpoint", true)
+		set("other", 1, own, map[string]string{desired.AnnotationScheduler: "rr"}, policy, end+1, end+2)
+		reaches("two", true)
+		s.state.DeleteService("default", "other")
+		reaches("removed", false)
+	}
+	if !enough() {
+		t.Error("not enough connections")
+	}
+	for i, l := range loads {
+		if stats := l.Stop(); stats.Failed > 0 {
+			t.Errorf("load %d: %v, first failure: %v", i, stats, stats.First)
+		}
+	}
+	for i, st := range streams {
+		if got := st.Stats(); got.Failed > 0 || got.Moved > 0 || got.Received == 0 {
+			t.Errorf("stream %d: %+v", i, got)
+		}
+		if err := st.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	dataplanetest.Has(t, s.Dataplane, s.state)
+}

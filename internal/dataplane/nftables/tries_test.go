@@ -29,7 +29,9 @@ func TestSecondTries(t *testing.T) {
 		for _, r := range all.Rules {
 			chains[r.Chain] = append(chains[r.Chain], r)
 		}
-		services := chains[chainServices]
+		services := slices.DeleteFunc(chains[chainServices], func(r nfnl.RuleInfo) bool { // external ranges leave after the second try of external ports
+			return bytes.Contains(r.Expressions, []byte(chainExternalMissed+"\x00"))
+		})
 		first, second := services[:len(services)/2], services[len(services)/2:]
 		for i := range max(len(first), len(second)) {
 			if len(first) != len(second) || !bytes.Equal(first[i].Expressions, second[i].Expressions) {

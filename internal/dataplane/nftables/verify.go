@@ -37,7 +37,7 @@ func (b *Dataplane) Rules(_ context.Context, full *desired.Change) (n int, fault
 			fault("table %s: %s", limitSchemas[f].table.Name, l)
 		}
 		n += len(t.Rules) + rules
-		want := s.skeleton(b.config, full)
+		want := s.skeleton(b.config, full, b.unsealed == nil)
 		if t.Dormant {
 			fault("the table is dormant")
 		}

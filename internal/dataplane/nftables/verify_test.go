@@ -32,7 +32,7 @@ func TestVerifyRules(t *testing.T) {
 	web(s, 2, dataplanetest.Hosts(100)...) // has chains of its own
 	for _, c := range []struct{ damage, want string }{
 		{"flush chain ip slipstream masq", "chain masq has 0 rules instead of 2"},
-		{"insert rule ip slipstream services drop", "chain services has 7 rules instead of 6"},
+		{"insert rule ip slipstream services drop", "chain services has 8 rules instead of 7"},
 		{"insert rule ip6 slipstream input drop", "ip6: chain input has 2 rules instead of 1"},
 		{"flush chain ip slipstream masq; add rule ip slipstream masq drop; add rule ip slipstream masq accept", "chains or rules were modified"},
 		{"add chain ip slipstream other", "chain other does not belong there"},
