@@ -110,6 +110,9 @@ type Stats struct {
 	Elements int // number of objects written and deleted: elements of sets and maps, or rules
 	Bytes    int // sent to the kernel
 
+	// Rest are the Service ports of which Apply has left a part for the next one, of an empty change if there is none.
+	Rest []desired.ServicePort
+
 	// Refused is what the kernel has newly refused. It is left out until the kernel takes it.
 	Refused []desired.Problem
 }
@@ -123,6 +126,10 @@ type Config struct {
 	// MasqueradeBit is the bit of the packet mark, 0 to 31, that marks a packet
 	// for masquerading between the hooks.
 	MasqueradeBit int
+
+	// Step is how many elements of slots of a namespace's pools one Apply adds and deletes, about; 0 for
+	// [desired.MaxChange].
+	Step int
 
 	// IPVS says that there are pools that IPVS serves: the dataplane leaves their traffic alone. The
 	// addresses of frontends are this node's then, so its own connections to them have them as source

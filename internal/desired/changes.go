@@ -13,13 +13,16 @@ func (s *State) Change() *Update {
 	if s.local() != s.reportedLocal {
 		return &Update{Change: Change{Rebuild: true, Local: s.local()}}
 	}
-	return s.collect(cmp.Or(s.config.NamespaceChange, MaxChange))
+	return s.collect(s.mostChange())
 }
 
-// MaxChange is how many backends and slots of a namespace one Change gives anew, so that others do not wait for all of a
-// large one. The first Service port is changed whatever it needs. Those that come do not wait, as frontends refer to them,
-// but they have no slots for their algorithm and weights until it is their turn.
-const MaxChange = 1 << 13
+func (s *State) mostChange() int { return cmp.Or(s.config.NamespaceChange, MaxChange) }
+
+// MaxChange is how many backends and slots of a namespace one Change gives anew, about, so that others do not wait for
+// all of a large one. Of a Service port with more, a part is added and removed. A pool that comes does not wait, as
+// frontends refer to it, but begins with few backends, and none of its slots for algorithms and weights, if there is no
+// room.
+const MaxChange, fewBackends = 1 << 10, 16
 
 // Pending reports whether the last Change left something for the next.
 func (s *State) Pending() bool { return len(s.dirtyEndpoints) > 0 }
@@ -28,43 +31,45 @@ func (s *State) Pending() bool { return len(s.dirtyEndpoints) > 0 }
 // due since it began to do so. Further events of the namespace should wait, or each costs as much as the last one.
 func (s *State) Postpones(namespace string) bool { return s.postponed[namespace] }
 
-// takeDirty returns the endpoints for the next report, and leaves those of namespaces with more than a number of
-// backends and slots, in order.
-func (s *State) takeDirty(most int) (now []*endpoints) {
-	all, before, sums := s.dirtyEndpoints, s.postponed, map[string]int{}
+// changePools adds the differences of pools, and leaves those of namespaces with more than a number of backends and
+// slots for the next report, in order. It returns the endpoints that it has looked at.
+func (s *State) changePools(c *Update, most int) (changed []*endpoints) {
+	all, before, spent := s.dirtyEndpoints, s.postponed, map[string]int{}
 	s.dirtyEndpoints, s.postponed = nil, map[string]bool{}
 	for _, e := range all {
 		of := e.port.name.Namespace
-		_, others := sums[of]
-		sums[of] += len(e.entries) + max(e.counted, e.written)
+		room := most - spent[of]
 		comes := slices.ContainsFunc(e.pools[:], func(p *pool) bool { return p != nil && !p.reported })
-		e.waits = others && sums[of] > most && (e.counted > 0 || !comes)
-		if e.dirty = e.waits; e.waits {
+		e.waits = (room <= 0 || s.moves[e] != nil) && (e.counted > 0 || !comes)
+		if e.dirty = e.waits; comes || !e.waits {
+			spent[of] += e.change(c, s, max(room, 2*fewBackends))
+			e.dirty = e.waits || !e.complete() || s.moves[e] != nil
+			changed = append(changed, e)
+		}
+		if e.dirty {
 			e.late = e.late || !before[of]
 			s.postponed[of] = s.postponed[of] || e.late
 			s.dirtyEndpoints = append(s.dirtyEndpoints, e)
 		} else {
-			e.late, e.written = false, e.counted
-		}
-		if comes || !e.waits {
-			now = append(now, e)
+			e.late = false
 		}
 	}
-	return now
+	return changed
 }
 
 // collect returns the difference from the last report, with at most so many backends and slots of a namespace, and
 // marks it as reported.
 func (s *State) collect(most int) *Update {
 	s.reportedLocal, s.reportedRanged = s.local(), s.ranged
+	s.moveWaiting(most)
 	s.keepBudgets()
 	s.placeLimits()
 	c := &Update{Change: Change{Local: s.reportedLocal, Ranges: s.ranged, Masquerade: s.config.masquerade()}}
 	s.decideRanges()
-	owners, changed := s.formerOwners(), s.takeDirty(most)
-	c.Pools, c.Frontends = make([]PoolChange, 0, len(changed)), make([]FrontendChange, 0, len(s.dirtyFrontends))
+	owners := s.formerOwners()
+	c.Pools, c.Frontends = make([]PoolChange, 0, len(s.dirtyEndpoints)), make([]FrontendChange, 0, len(s.dirtyFrontends))
+	changed := s.changePools(c, most)
 	for _, e := range changed {
-		c.Pools = e.change(c.Pools, s)
 		if f := s.frontends[frontendKey(loopbacks[e.family], e.port.nodePort, e.port)]; f != nil && s.config.relayed(f.key) {
 			s.dirtyFrontend(f)
 		}
@@ -82,7 +87,7 @@ func (s *State) collect(most int) *Update {
 			s.countNoLocal(p, -1)
 			p.missing = p.lacksLocal()
 			s.countNoLocal(p, 1)
-			if p.gone {
+			if p.gone && e.complete() {
 				e.pools[kind], s.pools[p.id] = nil, nil
 				s.freePools = append(s.freePools, p.id)
 			}

@@ -3,6 +3,7 @@
 package desired
 
 import (
+	"cmp"
 	"slices"
 )
 
@@ -18,6 +19,7 @@ type endpoints struct {
 	shared  map[Backend]*listings // of entries that slices list several times
 	tally   tally
 	touched []Backend  // entries that changed since the last report; none before the first, which has all
+	rest    *rest      // of touched, that the last Change left for the next
 	flows   *flowWatch // nil for TCP
 	counted int        // of service.slots
 	written int        // counted, at the last report
@@ -25,7 +27,7 @@ type endpoints struct {
 	gone    bool       // the Service port no longer has the family
 	dirty   bool       // they are in State.dirtyEndpoints
 	waits   bool       // the last Change left them, or their slots, for the next
-	late    bool       // the last Change left them for the next, and it was not the first of their namespace's
+	late    bool       // the last Change left some for the next, and it was not the first of their namespace's
 
 	warming    map[Backend]warming // entries that became ready a short time ago
 	unanswered []Backend           // that pools have left out since the last report, as they do not answer
@@ -121,15 +123,52 @@ func (svc *service) replaceSlice(s *State, from, to *slice) {
 	for _, p := range svc.ports {
 		for _, e := range p.endpoints {
 			if e != nil {
-				s.moveEndpoints(e, from, to)
+				s.move(e, from, to)
 			}
 		}
 	}
 	s.setHealth(svc)
 }
 
-// moveEndpoints is replaceSlice for one family of a port.
-func (s *State) moveEndpoints(e *endpoints, from, to *slice) {
+// move is a slice that has another version.
+type move struct{ from, to *slice }
+
+// move is replaceSlice for one family of a port, which waits for a later change, but for a few endpoints of a new port,
+// if many endpoints of the namespace have moved since the last change.
+func (s *State) move(e *endpoints, from, to *slice) {
+	of := e.port.name.Namespace
+	has := func(sl *slice) bool { return sl != nil && sl.family == e.family }
+	switch {
+	case !has(from) && !has(to):
+		return
+	case s.moves[e] == nil && (!s.described || s.moved[of] < s.mostChange()):
+		s.moved[of] += s.moveEndpoints(e, from, to)
+		return
+	case s.moves[e] == nil && from == nil && !e.told && len(to.endpoints) > fewBackends:
+		few, rest := *to, *to
+		few.endpoints, rest.endpoints = to.endpoints[:fewBackends], to.endpoints[fewBackends:]
+		s.moveEndpoints(e, nil, &few)
+		to = &rest
+	}
+	s.moves[e] = append(s.moves[e], move{from, to})
+	s.markDirty(e)
+}
+
+// moveWaiting moves endpoints that wait for it, about so many of a namespace.
+func (s *State) moveWaiting(most int) {
+	for _, e := range s.dirtyEndpoints {
+		if of := e.port.name.Namespace; len(s.moves) > 0 && s.moved[of] < most {
+			for _, m := range s.moves[e] {
+				s.moved[of] += s.moveEndpoints(e, m.from, m.to)
+			}
+			delete(s.moves, e)
+		}
+	}
+	clear(s.moved)
+}
+
+// moveEndpoints is replaceSlice for one family of a port. It returns the number of endpoints that differ.
+func (s *State) moveEndpoints(e *endpoints, from, to *slice) int {
 	fromAll, fromEndpoints := from.endpointsFor(e)
 	toAll, toEndpoints := to.endpointsFor(e)
 	if fromAll == toAll {
@@ -149,6 +188,7 @@ func (s *State) moveEndpoints(e *endpoints, from, to *slice) {
 	if len(e.touched) > 0 || !e.told {
 		s.markDirty(e)
 	}
+	return len(fromEndpoints) + len(toEndpoints)
 }
 
 // ofSlice is what all endpoints of a slice have in common for a Service port.
@@ -261,8 +301,10 @@ func (e *endpoints) count(en *entry, n int32) {
 	}
 }
 
-// change appends the differences of the pools from the last report to all, and marks them as reported.
-func (e *endpoints) change(all []PoolChange, s *State) []PoolChange {
+// change adds the differences of the pools from the last report to c, and marks them as reported. With more than a
+// number of backends and slots, half of it is added and half removed, and the rest stays touched. It returns the
+// number. The slots of those that are removed have to change at once, others as the dataplane finds time.
+func (e *endpoints) change(c *Update, s *State, most int) (n int) {
 	var changes [kinds]PoolChange
 	first := !e.told
 	chosenAgain := first
@@ -271,37 +313,97 @@ func (e *endpoints) change(all []PoolChange, s *State) []PoolChange {
 		if p != nil {
 			changes[kind] = p.describe(func(sibling *pool) bool { return !sibling.gone })
 			if !p.reported && p.kind.scope() == Cluster {
-				changes[kind].Added = make([]Backend, 0, len(e.entries))
+				changes[kind].Added = make([]Backend, 0, min(len(e.entries), most))
 			}
 			chosenAgain = p.choose(&changes[kind]) || chosenAgain
 			chosenAgain = p.eject(s) || chosenAgain
 		}
 	}
-	if chosenAgain {
+	switch each := 1 + e.counted/max(len(e.entries), 1); { // an entry, and its slots
+	case chosenAgain && len(e.entries) <= most/2/each:
+		e.touched, e.rest = nil, nil
 		for i := len(e.entries) - 1; i >= 0; i-- { // backwards, because report may move the last entry to i
-			e.report(i, &changes, s)
+			n += e.report(i, &changes, s)
 		}
-	} else {
-		for _, b := range e.touched {
-			if i := e.find(b); i >= 0 {
-				e.report(i, &changes, s)
+		if first { // the order of a full description, or a repair would write all anew
+			for kind := range changes {
+				slices.Reverse(changes[kind].Added)
 			}
 		}
+	default:
+		if chosenAgain {
+			e.touchAll(first)
+		}
+		n = e.reportTouched(most/2, each, &changes, s)
 	}
-	e.touched = nil
 	for kind, p := range e.pools {
-		if first { // the order of a full description, or a repair would write all anew
-			slices.Reverse(changes[kind].Added)
-		}
 		if p != nil && p.changed(&changes[kind], s) {
-			all = append(all, changes[kind])
+			c.Pools = append(c.Pools, changes[kind])
 		}
 	}
-	return all
+	if !e.waits {
+		n += max(e.counted, e.written) / tableCost
+		e.written = e.counted
+	}
+	return n
 }
 
-// report adds the difference in one entry to changes and marks it as reported.
-func (e *endpoints) report(i int, changes *[kinds]PoolChange, s *State) {
+// tableCost is how many slots take as long to choose as one to write.
+const tableCost = 8
+
+// rest are entries that pools gain and lose, as far as they do still.
+type rest [2][]Backend
+
+func (e *endpoints) touchAll(first bool) {
+	for i := range e.entries {
+		if e.entries[i].flags.set(isTouched, true) || first {
+			e.touched = append(e.touched, e.entries[i].backend)
+		}
+	}
+}
+
+// reportTouched reports entries until pools gain a number, or lose as many, each with its slots.
+func (e *endpoints) reportTouched(most, each int, changes *[kinds]PoolChange, s *State) int {
+	r, counts, costs := cmp.Or(e.rest, &rest{}), [2]int{}, [2]int{1, each}
+	for kind := range r {
+		for len(r[kind]) > 0 && counts[kind] < most {
+			if i := e.find(r[kind][0]); i >= 0 {
+				counts[kind] += costs[kind] * e.report(i, changes, s)
+			}
+			r[kind] = r[kind][1:]
+		}
+	}
+	for ; len(e.touched) > 0 && min(counts[0], counts[1]) < most; e.touched = e.touched[1:] {
+		i := e.find(e.touched[0])
+		if i < 0 {
+			continue
+		}
+		kind := 0
+		for k, p := range e.pools {
+			if p != nil && e.entries[i].flags&poolKind(k).flag() != 0 && !p.takes(&e.entries[i]) {
+				kind = 1
+			}
+		}
+		if counts[kind] >= most {
+			r[kind] = append(r[kind], e.touched[0])
+		} else {
+			counts[kind] += costs[kind] * e.report(i, changes, s)
+		}
+	}
+	if len(e.touched) == 0 {
+		e.touched = nil
+	}
+	if e.rest = r; len(r[0])+len(r[1]) == 0 {
+		e.rest = nil
+	}
+	return counts[0] + counts[1]
+}
+
+// complete reports whether all entries have been reported as they are.
+func (e *endpoints) complete() bool { return len(e.touched) == 0 && e.rest == nil }
+
+// report adds the difference in one entry to changes, marks it as reported, and returns in how many pools it differs.
+func (e *endpoints) report(i int, changes *[kinds]PoolChange, s *State) (n int) {
 	en := &e.entries[i]
 	former := en.flags
 	en.flags &^= isTouched
@@ -312,11 +414,13 @@ func (e *endpoints) report(i int, changes *[kinds]PoolChange, s *State) {
 		takes, c := p.takes(en), &changes[kind]
 		switch {
 		case !en.flags.set(poolKind(kind).flag(), takes):
+			continue
 		case takes:
 			c.Added = append(c.Added, en.backend)
 		default:
 			c.Removed = append(c.Removed, en.backend)
 		}
+		n++
 	}
 	hairpin := en.flags&inPools != 0 && en.cond&maybeLocal != 0
 	if en.flags.set(countsAsHairpin, hairpin) {
@@ -333,4 +437,5 @@ func (e *endpoints) report(i int, changes *[kinds]PoolChange, s *State) {
 	if en.listed == 0 {
 		e.remove(i)
 	}
+	return n
 }

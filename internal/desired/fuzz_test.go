@@ -230,7 +230,7 @@ func checkResidue(s *State, objects *desiredtest.Objects) error {
 			return fmt.Errorf("%d members of the set %q are retained after all objects are deleted", n, set)
 		}
 	}
-	if n := len(s.following) + len(s.warming) + len(s.detecting) + len(s.limited) + len(s.told) + len(s.contested) + len(s.services) + len(s.slices) + len(s.frontends) + len(s.otherNodes) + len(s.balancers.frontends) + len(s.balancers.others) + len(s.balancers.placed) + len(s.optOuts.pods) + len(s.optOuts.namespaces) + len(s.pools) - len(s.freePools) + s.proxied; n != 0 {
+	if n := len(s.following) + len(s.moves) + len(s.warming) + len(s.detecting) + len(s.limited) + len(s.told) + len(s.contested) + len(s.services) + len(s.slices) + len(s.frontends) + len(s.otherNodes) + len(s.balancers.frontends) + len(s.balancers.others) + len(s.balancers.placed) + len(s.optOuts.pods) + len(s.optOuts.namespaces) + len(s.pools) - len(s.freePools) + s.proxied; n != 0 {
 		return fmt.Errorf("%d entries are retained after all objects are deleted", n)
 	}
 	return nil

@@ -47,7 +47,11 @@ func (p *pool) choose(c *PoolChange) (changed bool) {
 	if p.choice, c.IfEmpty = p.of.tally.choose(scope, spec); p.kind == passing {
 		c.IfEmpty = Pass
 	}
-	return p.choice != former || p.gone
+	if p.gone {
+		p.choice.class = classes // so that it is another one if the pool is used again before it is deleted
+		return true
+	}
+	return p.choice != former
 }
 
 func (p *pool) takes(e *entry) bool {
@@ -65,7 +69,7 @@ func (p *pool) changed(c *PoolChange, s *State) bool {
 		c.TableSize = uint32(s.config.tableSize(p.backends()))
 	}
 	p.weigh(c, waits || s.slots.over(p.of.port.service), s.config.Loads)
-	c.New, c.Gone = !p.reported, p.gone
+	c.New, c.Gone = !p.reported, p.gone && p.of.complete()
 	differs := c.New || c.Gone || len(c.Added)+len(c.Removed)+len(c.Weights) > 0 || c.IfEmpty != p.ifEmpty || c.Balance != p.balance
 	p.reported, p.ifEmpty, p.balance = true, c.IfEmpty, c.Balance
 	neverReported := c.New && c.Gone // added and deleted between two changes

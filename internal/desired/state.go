@@ -39,7 +39,9 @@ type State struct {
 	dirtyFrontends []*frontend
 	dirtyRanges    map[netip.Addr]bool // addresses
 	dirtyEndpoints []*endpoints
-	postponed      map[string]bool // namespaces with endpoints that are late
+	moves          map[*endpoints][]move // that wait for a change
+	moved          map[string]int        // endpoints of namespaces, since the last change
+	postponed      map[string]bool       // namespaces with endpoints that are late
 	dirtyHealths   []*service
 	following      map[*endpoints]bool       // whose choice follows loads
 	uncounted      error                     // why loads are not known; nil if they are
@@ -86,6 +88,8 @@ func New(c Config) *State {
 		serviceCIDRs: map[string][]netip.Prefix{},
 		optOuts:      optOuts{map[types.NamespacedName]*pod{}, map[string]bool{}},
 		following:    map[*endpoints]bool{},
+		moves:        map[*endpoints][]move{},
+		moved:        map[string]int{},
 		warming:      map[*endpoints]bool{},
 		detecting:    map[*endpoints]bool{},
 		silent:       map[string]map[Target]int{},
@@ -356,7 +360,7 @@ func (s *State) newEndpoints(p *port, f Family) *endpoints {
 	}
 	p.endpoints[f] = e
 	for _, sl := range p.service.slices {
-		s.moveEndpoints(e, nil, sl)
+		s.move(e, nil, sl)
 	}
 	return e
 }

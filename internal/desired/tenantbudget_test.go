@@ -316,7 +316,7 @@ func TestSmallServicesMakeNoRoom(t *testing.T) {
 }
 
 // TestLargeChangeIsSplit has 65,000 endpoints of a Service replaced, and then one of another namespace. The first change
-// has that, and few of the others. All follow, no pool in parts.
+// has that, and few of the others. All follow, and no pool has fewer endpoints meanwhile.
 func TestLargeChangeIsSplit(t *testing.T) {
 	s, m := New(Config{NodeName: "n1"}), newModel()
 	apply := func(u *Update) {
@@ -347,6 +347,9 @@ func TestLargeChangeIsSplit(t *testing.T) {
 	addService(s, "victim", 1, 1, 1, corev1.ServiceSpec{}, nil, "")
 	apply(s.Full())
 	large(1000)
+	if n := len(s.pools[0].of.touched); n != 2000 || len(s.moves) < 60 {
+		t.Errorf("%d endpoints of a port have changed; %d ports wait", n, len(s.moves))
+	}
 	addService(s, "victim", 1, 1, 2, corev1.ServiceSpec{}, nil, "")
 	changes, replaced := 0, 0
 	for ; changes == 0 || s.Pending(); changes++ {
@@ -355,15 +358,15 @@ func TestLargeChangeIsSplit(t *testing.T) {
 		for _, p := range u.Pools {
 			if n += len(p.Added) + len(p.Removed); p.Service.Namespace == "victim" {
 				victim = true
-			} else if len(p.Added) != 1000 || len(p.Removed) != 1000 {
+			} else if len(p.Added) != len(p.Removed) {
 				t.Errorf("%d of a pool are added, %d removed", len(p.Added), len(p.Removed))
 			}
 		}
-		if replaced += n; n > MaxChange+10 || changes == 0 != victim || s.Postpones("victim") {
+		if replaced += n; n > MaxChange+2*fewBackends || changes == 0 != victim || s.Postpones("victim") {
 			t.Errorf("change %d has %d endpoints; of the victim: %t", changes, n, victim)
 		}
 	}
-	if fresh := newModel(); replaced < 130000 || changes > 17 || fresh.apply(s.Full()) != nil || fresh.String() != m.String() {
+	if fresh := newModel(); replaced < 130000 || changes > 129 || fresh.apply(s.Full()) != nil || fresh.String() != m.String() {
 		t.Errorf("%d changes with %d endpoints", changes, replaced)
 	}
 }
@@ -391,7 +394,7 @@ func TestNewTablesAreSplit(t *testing.T) {
 			if err := m.apply(u); err != nil || len(u.Problems) > 0 {
 				t.Fatalf("%s: %v %v", what, err, u.Problems)
 			}
-			if changes == 0 != victim || slots > 16381 || slots == 0 && len(u.Frontends) == 0 {
+			if changes == 0 != victim || slots > 16381 {
 				t.Errorf("%s: change %d has %d slots; of the victim: %t", what, changes, slots, victim)
 			}
 			for _, f := range m.frontends {
@@ -400,17 +403,17 @@ func TestNewTablesAreSplit(t *testing.T) {
 				}
 			}
 		}
-		if fresh := newModel(); changes != most || fresh.apply(s.Full()) != nil || fresh.String() != m.String() {
+		if fresh := newModel(); changes > most || fresh.apply(s.Full()) != nil || fresh.String() != m.String() {
 			t.Errorf("%s: %d changes, and the content is that of a start: %t", what, changes, fresh.String() == m.String())
 		}
 	}
 	addService(s, "x", 1, 4, 1000, corev1.ServiceSpec{}, maglev, "")
-	apply("created", 1, 8)
+	apply("created", 1, 20)
 	s.DeleteService("x", "s1")
 	addService(s, "x", 2, 4, 1000, corev1.ServiceSpec{}, maglev, "")
-	apply("replaced", 2, 16)
+	apply("replaced", 2, 30)
 	s.DeleteService("x", "s2")
-	apply("deleted", 3, 8)
+	apply("deleted", 3, 15)
 }
 
 // TestEndOfTablesIsSplit: Maglev tables that go cost as much as those that come. Events of the namespace do not wait for

@@ -136,7 +136,8 @@ type Proxy struct {
 	programmed   []Programming
 	shrunk       map[desired.PoolID]time.Time
 	verification *Verification
-	failed       string // why the last sync failed; "" if it did not
+	rest         []desired.ServicePort // see dataplane.Stats
+	failed       string                // why the last sync failed; "" if it did not
 
 	refused  types.NamespacedName   // the Service that the last refusal was about
 	leftOut  time.Time              // when a Service was left out; zero if none is
@@ -399,7 +400,7 @@ func (p *Proxy) sync(ctx context.Context) {
 		p.notUntil = time.Now().Add(delay)
 		return
 	}
-	p.pending, p.full, p.failed, p.suspects = p.state.Pending(), false, "", nil
+	p.pending, p.full, p.failed, p.suspects = p.state.Pending() || len(p.rest) > 0, false, "", nil
 	now := time.Now()
 	if p.options.Ready != nil && p.Updated().IsZero() {
 		p.background.Go(func() { p.options.Ready(ctx) })
@@ -490,7 +491,7 @@ func (p *Proxy) program(ctx context.Context) error {
 			p.log.Error(err, "Flows to Services that were deleted may go on")
 		}
 	}
-	apply := p.full || !c.Empty()
+	apply := p.full || !c.Empty() || len(p.rest) > 0
 	if apply {
 		if err := p.apply(ctx, &c.Change); err != nil {
 			return err
@@ -523,6 +524,7 @@ func (p *Proxy) apply(ctx context.Context, c *desired.Change) error {
 		p.metrics.Refused(p.full, about, took)
 		return err
 	}
+	p.rest = stats.Rest
 	p.report(stats.Refused)
 	p.shrink(c, start)
 	p.metrics.ReaderWait.Add(p.pace.committed(*p.lateness.since.Load(), time.Now()).Seconds())

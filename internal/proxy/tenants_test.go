@@ -205,7 +205,7 @@ func TestEventsWaitForALargeChange(t *testing.T) {
 	p.applyBatch([]source.Event{{Type: source.Set, Object: large}, endpoints(1), synced})
 	sync()
 	version := 1
-	for ; version < 40; version++ {
+	for ; version < 250; version++ {
 		n := len(r.calls)
 		p.applyBatch([]source.Event{endpoints(version + 1), service(version)})
 		sync()
@@ -222,7 +222,7 @@ func TestEventsWaitForALargeChange(t *testing.T) {
 	if got := has(); len(p.held) != 0 || !slices.Equal(got, []string{fmt.Sprint("10.", version)}) {
 		t.Errorf("%d events wait, the kernel has endpoints of %v", len(p.held), got)
 	}
-	if n := applied(); n != 1+3+1 { // a change takes 17 syncs or so
+	if n := applied(); n > 1+5+1 { // a change takes 127 syncs or so
 		t.Errorf("%d of %d versions are applied", n, version)
 	}
 }

@@ -73,6 +73,9 @@ func (p *Proxy) beginLook(ctx context.Context) {
 	}
 	v.due, v.look = false, make(chan lookResult, 1)
 	v.touched = &touched{what: map[any]bool{}}
+	for _, service := range p.rest {
+		v.touched.what[service] = true
+	}
 	programmed, to := p.state.Reported(), v.look
 	p.background.Go(func() { look(ctx, p.options.OpenReader, programmed, to) })
 }

@@ -3,6 +3,7 @@
 package sim
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -52,6 +53,7 @@ type world struct {
 	ranged    bool // the proxy's last change had rules for ranges of ports, which stay while it runs
 	tampered  bool // another program has changed Slipstream's tables since the last full write
 	allowed   []*dataplane.Content
+	strange   string             // what a transaction of the running call left
 	content   *dataplane.Content // as last read, for a generation
 	contentAt uint32
 	readers   []nfnl.Reader
@@ -167,7 +169,7 @@ func (w *world) config() desired.Config {
 		c.DetectLocal.Mode = desired.ByNodeCIDR
 	}
 	if w.plan.Flags&16 != 0 {
-		c.NamespaceChange = 1 + int(w.plan.Flags>>12)%4
+		c.NamespaceChange, c.MaxTable = 1+int(w.plan.Flags>>12)%4, desired.TableSizes()[0]
 	}
 	return c
 }
@@ -181,7 +183,7 @@ func (w *world) start() {
 	p := &process{user: w.kernel.newUser("slipstream"), done: make(chan error, 1), addresses: make(chan []netip.Addr, 100)}
 	p.user.before = func(x exchange) failure { return w.before(p, x) }
 	var err error
-	if p.plane, err = nftables.New(dataplane.Config{NetNS: p.user.netns, MasqueradeBit: dataplane.DefaultMasqueradeBit}); err != nil {
+	if p.plane, err = nftables.New(dataplane.Config{NetNS: p.user.netns, MasqueradeBit: dataplane.DefaultMasqueradeBit, Step: 16 * w.config().NamespaceChange}); err != nil {
 		panic(err)
 	}
 	client, err := api.NewClient(&rest.Config{Host: "http://virtual", Transport: w.server, QPS: -1, ContentConfig: rest.ContentConfig{ContentType: w.server.media}})
@@ -220,7 +222,7 @@ func (w *world) start() {
 	}
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), logr.Discard()))
 	p.cancel = cancel
-	p.proxy = proxy.New(api.New(client, api.Options{NodeName: desiredtest.ThisNode, OnError: func(error) {}}), state, &audited{p.plane, w, state}, metrics.New(), options)
+	p.proxy = proxy.New(api.New(client, api.Options{NodeName: desiredtest.ThisNode, OnError: func(error) {}}), state, &audited{p.plane, w, state, false}, metrics.New(), options)
 	w.process = p
 	go func() { p.done <- p.proxy.Run(ctx) }()
 }
@@ -247,11 +249,13 @@ func (w *world) nodeAddresses() []netip.Addr {
 }
 
 // audited is the dataplane. After each of its successful calls, the kernel has to have what the proxy takes for
-// programmed, and after each of its transactions, what it had before the call or what it is to have.
+// programmed, and after each of its transactions, what it had before the call or what it is to have, unless a table of
+// slots is incomplete.
 type audited struct {
 	*nftables.Dataplane
 	w     *world
 	state *desired.State
+	rest  bool // the last call left a part
 }
 
 func (a *audited) Reconcile(ctx context.Context, full *desired.Change) (dataplane.Stats, error) {
@@ -266,6 +270,7 @@ func (a *audited) call(ctx context.Context, c *desired.Change, kind string, do f
 	w := a.w
 	w.mu.Lock()
 	wasTampered := w.tampered
+	w.strange = ""
 	w.tampered = w.tampered && kind != "full"
 	w.mu.Unlock()
 	audit := w.plan.Flags>>8%4 == 0
@@ -276,11 +281,17 @@ func (a *audited) call(ctx context.Context, c *desired.Change, kind string, do f
 	w.allow()
 	w.mu.Lock()
 	w.ranged = c.Ranges
+	strange := w.strange
+	rest := a.rest || len(stats.Rest) > 0
+	a.rest = len(stats.Rest) > 0
 	w.tampered = w.tampered || err != nil && wasTampered
 	audit = audit && err == nil && !w.tampered && !w.process.dead
 	w.mu.Unlock()
 	w.log("%s: %s", kind, errnoOf(err))
-	if audit {
+	if strange != "" && !rest {
+		w.violate("%s", strange)
+	}
+	if audit && !a.rest {
 		if diff := dataplane.Difference(dataplane.ContentOf(a.state.Reported()), w.read()); diff != "" {
 			w.violate("the kernel lacks what was acknowledged:\n%s", diff)
 		}
@@ -344,7 +355,9 @@ func (w *world) committed(by *user) {
 		}
 		diffs = append(diffs, diff)
 	}
-	w.violate("a transaction left what is neither the old content nor the new one; from the old:\n%s\nfrom the new:\n%s", diffs[0], diffs[1])
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.strange = cmp.Or(w.strange, fmt.Sprintf("a transaction left what is neither the old content nor the new one; from the old:\n%s\nfrom the new:\n%s", diffs[0], diffs[1]))
 }
 
 // before says what goes wrong with an exchange of a process.

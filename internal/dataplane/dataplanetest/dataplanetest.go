@@ -38,10 +38,11 @@ func Apply(t testing.TB, b dataplane.Dataplane, s *desired.State) {
 		Reconcile(t, b, s)
 		return
 	}
-	if _, err := b.Apply(t.Context(), c); err != nil {
+	stats, err := b.Apply(t.Context(), c)
+	if err != nil {
 		t.Fatal(err)
 	}
-	if s.Pending() { // a large change has parts
+	if s.Pending() || len(stats.Rest) > 0 { // a large change has parts
 		Apply(t, b, s)
 	}
 }

@@ -62,6 +62,7 @@ type pool struct {
 	counter counter // that the pool has
 	lacking bool    // a Problem says that it has none
 
+	rest     *rest                            // nil if the kernel has all slots
 	sets     *scopeSets                       // in which it is
 	shared   bool                             // see partners
 	partners map[netip.Addr][]desired.Backend // by address, in order
@@ -96,7 +97,8 @@ func (x *onDemand) assignCounter(p *pool, gone bool) (former int) {
 	if p.counter.number == 0 {
 		return 0
 	}
-	p.counter.size = int32(len(p.Slots))
+	n, _ := p.draws()
+	p.counter.size = int32(n)
 	size := &x.sizes[p.counter.number-1]
 	if *size != 0 && *size != p.counter.size {
 		former = counter{*size, p.counter.number}.selector()
@@ -107,7 +109,8 @@ func (x *onDemand) assignCounter(p *pool, gone bool) (former int) {
 }
 
 func (p *pool) needsCounter() bool {
-	return p.Algorithm == desired.RoundRobin && len(p.Slots) > 1 && len(p.Slots) <= maxSize
+	n, by := p.draws()
+	return by == desired.RoundRobin && n > 1 && n <= maxSize
 }
 
 func (t counter) selector() int { return int(t.size) | counterSelector | int(t.number-1)<<counterShift }

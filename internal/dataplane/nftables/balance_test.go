@@ -80,6 +80,7 @@ func smallTables(c desired.Config) desired.Config {
 // which no frontend has a timeout of session affinity needs two more (see dropTimeouts).
 func TestChainsAreCommittedFirst(t *testing.T) {
 	s := newStreet(t, 4)
+	s.config.Step = math.MaxInt             // a table at once
 	observer, err := nfnl.Dial(s.Node.FD()) // s.conn does not count its own transactions
 	if err != nil {
 		t.Fatal(err)

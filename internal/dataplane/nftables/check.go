@@ -208,7 +208,7 @@ func (b *Dataplane) checkSlots() error {
 func (b *Dataplane) checkSlot(id desired.PoolID, p *pool, i, before int) error {
 	s := b.schemas[p.Family]
 	r := poolUpdate{id: id, schema: s, scopeSets: p.sets, before: before, after: selectorOf(p), shared: p.shared}
-	if i < len(p.Slots) {
+	if i < len(p.Slots) && p.rest == nil {
 		r.slots = []dataplane.SlotChange{{Slot: i, New: p.Slots[i], Has: true}}
 		if p.shared {
 			r.added = p.partners[p.Slots[i].Addr()][:1]

@@ -180,9 +180,10 @@ func web(s *desired.State, i int, hosts ...int) {
 // TestConformance runs the tests that all dataplanes pass.
 func TestConformance(t *testing.T) {
 	dataplanetest.Conformance(t, desired.Config{}, 8, 16_000, func(t *testing.T) func() dataplanetest.Backend {
-		k := newKernel(t)
+		k, step := newKernel(t), 1+rand.IntN(500)
 		return func() dataplanetest.Backend {
 			b := k.open()
+			b.config.Step = step
 			t.Cleanup(func() { b.Close() })
 			return thorough{b}
 		}

@@ -3,6 +3,7 @@
 package nftables
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -25,7 +26,9 @@ type Dataplane struct {
 	detector detector
 	clients  Clients
 
-	pools       dataplane.Pools[pool]              // in the kernel
+	pools       dataplane.Pools[pool] // in the kernel
+	rests       map[desired.PoolID]*rest
+	spent       map[string]int                     // elements of slots that this Apply writes, by namespace; nil without a limit
 	timeouts    [len(schemas)]map[uint32]int       // timeouts of session affinity that have a chain, with their frontends' number, or emptied
 	onDemand    [len(schemas)][2 * scopes]onDemand // by scope, those of ranges last
 	unsealed    *desired.Change                    // see sealRanges
@@ -48,6 +51,7 @@ func New(c dataplane.Config) (*Dataplane, error) {
 	if err != nil {
 		return nil, err
 	}
+	c.Step = cmp.Or(c.Step, desired.MaxChange)
 	b := &Dataplane{config: c, conn: conn, schemas: [...]*schema{&schemas[0], &schemas[1]}, timeouts: [len(schemas)]map[uint32]int{{}, {}}, random: rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 0))}
 	b.writer.batch = &b.batch
 	b.clients.init(b)
@@ -79,6 +83,7 @@ func (b *Dataplane) Apply(ctx context.Context, change *desired.Change) (dataplan
 	}
 	b.batch.Reset()
 	b.chains.Reset()
+	b.spent = map[string]int{}
 	b.beginRanges(change, false)
 	b.write(change)
 	stats := b.stats()
@@ -107,7 +112,11 @@ func (b *Dataplane) commitChains() error {
 }
 
 func (b *Dataplane) stats() dataplane.Stats {
-	return dataplane.Stats{Elements: b.batch.Elements() + b.chains.Elements(), Bytes: b.batch.Len() + b.chains.Len(), Refused: b.lacking}
+	s := dataplane.Stats{Elements: b.batch.Elements() + b.chains.Elements(), Bytes: b.batch.Len() + b.chains.Len(), Refused: b.lacking}
+	for _, x := range b.rests {
+		s.Rest = append(s.Rest, x.service)
+	}
+	return s
 }
 
 // keepBatch is the largest buffer, in bytes, that is kept for the next change.
@@ -172,6 +181,7 @@ func (b *Dataplane) updatePools(change *desired.Change) {
 		} else {
 			r.before = selectorOf(p)
 		}
+		draws, by := p.draws()
 		if c.Shared {
 			r.removed, r.added = p.share(c)
 		} else if c.Sticky && !c.IPVS {
@@ -179,11 +189,15 @@ func (b *Dataplane) updatePools(change *desired.Change) {
 		}
 		if c.IPVS {
 			p.ipvs += len(c.Added) - len(c.Removed)
-		} else if c.New && len(c.Weights) == 0 && !c.Algorithm.Hashes() {
+		} else if c.New && len(c.Weights) == 0 && !c.Algorithm.Hashes() && b.rests[c.ID] == nil {
 			// The common case of a cold start, without a search for slots and a list of their changes.
 			p.Slots, r.all = c.Added, c.Added
 		} else {
-			r.slots = p.Update(c)
+			if x := b.rests[c.ID]; x != nil && x.sets != p.sets { // of a former pool, which is in other sets
+				b.spent[x.service.Namespace] -= len(x.todo)
+				w.poolUpdates = append(w.poolUpdates, poolUpdate{id: c.ID, schema: b.schemas[x.family], scopeSets: x.sets, before: noSelector, after: noSelector, slots: b.take(&pool{}, c.ID, x, len(x.todo))})
+			}
+			r.slots = b.step(p, c, draws, by, p.Update(c))
 		}
 		p.IfEmpty = c.IfEmpty
 		x := &b.onDemand[c.Family][r.scopeSets.place]
@@ -197,6 +211,7 @@ func (b *Dataplane) updatePools(change *desired.Change) {
 		w.poolUpdates = append(w.poolUpdates, r)
 		left = left || full && ^x.taken != 0
 	}
+	b.continueRests()
 	if left {
 		b.passCounters()
 	}
@@ -224,7 +239,7 @@ func selectorKey(selector int) uint32 {
 // selectorOf returns a pool's value in the map pools: the upper bound of the random slot, or the number of slots with
 // the flags of an algorithm; with the flag stickySelector; or one of these values.
 func selectorOf(p *pool) int {
-	n := len(p.Slots)
+	n, by := p.draws()
 	selector := pickSize(n)
 	switch {
 	case p.IfEmpty == desired.Pass:
@@ -238,9 +253,9 @@ func selectorOf(p *pool) int {
 	case n == 1: // in order, whatever the algorithm
 	case p.counter.number > 0:
 		selector = p.counter.selector()
-	case p.Algorithm == desired.Maglev:
+	case by == desired.Maglev:
 		selector = n | hashSelector
-	case p.Algorithm == desired.MaglevPort:
+	case by == desired.MaglevPort:
 		selector = n | hashSelector | portSelector
 	}
 	if p.Sticky {

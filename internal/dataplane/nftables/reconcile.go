@@ -52,6 +52,7 @@ func (b *Dataplane) Reconcile(ctx context.Context, full *desired.Change) (datapl
 func (b *Dataplane) reset(full *desired.Change) {
 	b.batch, b.chains, b.unsealed = nfnl.Batch{}, nfnl.Batch{}, nil
 	b.pools = make(dataplane.Pools[pool], 0, len(full.Pools))
+	b.rests, b.spent = map[desired.PoolID]*rest{}, nil
 	b.timeouts = [len(schemas)]map[uint32]int{{}, {}}
 	for f := range b.onDemand {
 		for i := range b.onDemand[f] {
