@@ -16,6 +16,7 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/bench/bench"
 	"github.com/slipstream-proxy/slipstream/bench/cluster"
+	"github.com/slipstream-proxy/slipstream/internal/collect"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/source"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
@@ -148,10 +149,7 @@ func (f *fleet) serve(i int) error {
 // services are the Services that are measured, perhaps with outlier detection, and the idle ones.
 func (f *fleet) services(detected bool) iter.Seq[source.Event] {
 	return func(yield func(source.Event) bool) {
-		var servers []netip.Addr
-		for _, s := range f.servers {
-			servers = append(servers, s.Addr(false))
-		}
+		servers := collect.From(f.servers, func(p *lab.Pod) netip.Addr { return p.Addr(false) })
 		for failure := -1; failure < len(failures); failure++ {
 			to, port := at(failure)
 			svc, slice := cluster.One(fmt.Sprint("web-", port), to.Addr(), servers, corev1.ServicePort{Port: int32(to.Port()), TargetPort: intstr.FromInt32(int32(port)), Protocol: corev1.ProtocolTCP})

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/slipstream-proxy/slipstream/internal/collect"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -176,7 +177,5 @@ func fillExternal(svc *corev1.Service, before int) {
 	svc.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr.To[int32](affinitySeconds)}}
 	svc.Spec.Ports[0].NodePort = int32(nodePort(before))
 	svc.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: loadBalancerIP(before).String()}}
-	for _, p := range sources {
-		svc.Spec.LoadBalancerSourceRanges = append(svc.Spec.LoadBalancerSourceRanges, p.String())
-	}
+	svc.Spec.LoadBalancerSourceRanges = collect.From(sources, netip.Prefix.String)
 }

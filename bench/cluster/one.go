@@ -3,8 +3,10 @@
 package cluster
 
 import (
+	"cmp"
 	"net/netip"
 
+	"github.com/slipstream-proxy/slipstream/internal/collect"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -19,14 +21,9 @@ func One(name string, ip netip.Addr, endpoints []netip.Addr, ports ...corev1.Ser
 	meta.Labels = map[string]string{discoveryv1.LabelServiceName: name}
 	slice := &discoveryv1.EndpointSlice{ObjectMeta: meta, AddressType: discoveryv1.AddressTypeIPv4}
 	for _, p := range ports {
-		target := p.TargetPort.IntVal
-		if target == 0 {
-			target = p.Port
-		}
+		target := cmp.Or(p.TargetPort.IntVal, p.Port)
 		slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Name: &p.Name, Protocol: ptr.To(p.Protocol), Port: &target})
 	}
-	for _, a := range endpoints {
-		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{a.String()}})
-	}
+	slice.Endpoints = collect.From(endpoints, func(a netip.Addr) discoveryv1.Endpoint { return discoveryv1.Endpoint{Addresses: []string{a.String()}} })
 	return svc, slice
 }

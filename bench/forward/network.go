@@ -13,6 +13,7 @@ import (
 
 	"github.com/safchain/ethtool"
 	"github.com/slipstream-proxy/slipstream/bench/cluster"
+	"github.com/slipstream-proxy/slipstream/internal/collect"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/nftables"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
@@ -204,10 +205,9 @@ func (n *network) backend(p servicePort) netip.AddrPort {
 }
 
 func (n *network) service() (*desired.Change, error) {
-	var ports []corev1.ServicePort
-	for _, p := range []servicePort{streamPort, requestPort, floodPort} {
-		ports = append(ports, corev1.ServicePort{Name: p.name, Protocol: p.protocol, Port: int32(p.port)})
-	}
+	ports := collect.From([]servicePort{streamPort, requestPort, floodPort}, func(p servicePort) corev1.ServicePort {
+		return corev1.ServicePort{Name: p.name, Protocol: p.protocol, Port: int32(p.port)}
+	})
 	svc, slice := cluster.One("server", clusterIP, []netip.Addr{n.server.Addr(false)}, ports...)
 	slice.Endpoints[0].NodeName = ptr.To(n.node.Name())
 	state := desired.New(desired.Config{

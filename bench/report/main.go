@@ -19,6 +19,7 @@ import (
 	"strings"
 
 	"github.com/slipstream-proxy/slipstream/bench/bench"
+	"github.com/slipstream-proxy/slipstream/internal/collect"
 	"github.com/spf13/pflag"
 )
 
@@ -38,12 +39,7 @@ func (o *Options) AddFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.version, "version", "unknown", "version of Slipstream; what another one has measured is measured again")
 }
 
-func partNames() (all []string) {
-	for _, p := range parts {
-		all = append(all, p.Name)
-	}
-	return all
-}
+func partNames() []string { return collect.From(parts, func(p *part) string { return p.Name }) }
 
 // Run measures and writes the page.
 func Run(ctx context.Context, o Options) error {

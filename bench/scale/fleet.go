@@ -17,6 +17,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"github.com/slipstream-proxy/slipstream/bench/bench"
 	"github.com/slipstream-proxy/slipstream/bench/cluster"
+	"github.com/slipstream-proxy/slipstream/internal/collect"
 	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
 	"github.com/slipstream-proxy/slipstream/test/cluster/site"
 	"golang.org/x/sync/errgroup"
@@ -377,11 +378,8 @@ type awaited struct {
 }
 
 // latencies returns how long each node took. A node may have a change before the API server's reply is read.
-func (a *awaited) latencies() (all []float64) {
-	for _, at := range a.at {
-		all = append(all, float64(max(at.Sub(a.began), 0)))
-	}
-	return all
+func (a *awaited) latencies() []float64 {
+	return collect.From(a.at, func(at time.Time) float64 { return float64(max(at.Sub(a.began), 0)) })
 }
 
 // watch listens to the kernel's notifications about nftables on all nodes.

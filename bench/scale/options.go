@@ -14,6 +14,7 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/bench/bench"
 	"github.com/slipstream-proxy/slipstream/bench/cluster"
+	"github.com/slipstream-proxy/slipstream/internal/collect"
 	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/upstream"
 	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
 	"github.com/spf13/pflag"
@@ -297,11 +298,8 @@ func (o *options) directory() (err error) {
 // changes are rare (Slipstream's nftables mode).
 const pause = 1200 * time.Millisecond
 
-func names(kinds []proxies.Kind) (all []string) {
-	for _, k := range kinds {
-		all = append(all, string(k))
-	}
-	return all
+func names(kinds []proxies.Kind) []string {
+	return collect.From(kinds, func(k proxies.Kind) string { return string(k) })
 }
 
 // version is the version that a subject's program prints, with that of the iptables commands if

@@ -18,6 +18,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/slipstream-proxy/slipstream/internal/collect"
 	"github.com/slipstream-proxy/slipstream/internal/config"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/flows"
@@ -367,12 +368,10 @@ func (o *servicesOptions) addSelection(cmd *cobra.Command, sort string) {
 }
 
 // completeNamespace offers the namespaces that have Services.
-func (o *servicesOptions) completeNamespace(cmd *cobra.Command, _ []string, _ string) (all []string, _ cobra.ShellCompDirective) {
+func (o *servicesOptions) completeNamespace(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 	var services []see.Service
 	_ = o.get(cmd.Context(), "/services", nil, &services)
-	for _, s := range services {
-		all = append(all, s.Namespace)
-	}
+	all := collect.From(services, func(s see.Service) string { return s.Namespace })
 	slices.Sort(all)
 	return slices.Compact(all), cobra.ShellCompDirectiveNoFileComp
 }

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/slipstream-proxy/slipstream/internal/collect"
 	"github.com/slipstream-proxy/slipstream/internal/config"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
@@ -121,26 +122,20 @@ func verify(ctx context.Context, c *config.Config, master string) (what string, 
 		if err != nil {
 			return nil, err
 		}
-		var found []string
-		for _, d := range v.Differences {
-			found = append(found, d.String())
-		}
+		found := collect.From(v.Differences, dataplane.Differing.String)
 		beside, faults, err := verifyBeside(ctx, c, want, &full.Change)
 		if err != nil {
 			return nil, err
 		}
-		for _, f := range faults {
-			found = append(found, "+ fault: "+f)
-		}
+		found = append(found, collect.From(faults, func(f string) string { return "+ fault: " + f })...)
 		what = fmt.Sprintf("%s, %s, %s, %s", plain.Number(v.Frontends, "frontend"), plain.Number(v.Endpoints, "endpoint"), plain.Number(v.Rules, "rule"), beside)
 		unserved, err := loopback.Unserved(full.Relays)
 		if err != nil {
 			return nil, err
 		}
-		for _, r := range unserved {
-			found = append(found, fmt.Sprintf("- Service %s: listener on %s", r.Service, r.FrontendKey))
-		}
-		return found, nil
+		return append(found, collect.From(unserved, func(r desired.Relay) string {
+			return fmt.Sprintf("- Service %s: listener on %s", r.Service, r.FrontendKey)
+		})...), nil
 	})
 	if w.hasNode {
 		return fmt.Sprintf("Node %s, %s", node, what), lines, err
@@ -186,11 +181,7 @@ func agreed(compare func() ([]string, error)) (lines []string, err error) {
 		if err != nil {
 			return nil, err
 		}
-		has := map[string]bool{}
-		for _, line := range found {
-			has[line] = true
-		}
-		if try > 0 {
+		if has := collect.Set(found); try > 0 {
 			found = slices.DeleteFunc(lines, func(line string) bool { return !has[line] })
 		}
 		if lines = found; len(lines) == 0 {

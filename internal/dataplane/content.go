@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/slipstream-proxy/slipstream/internal/collect"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 )
 
@@ -144,9 +145,7 @@ func (c *Content) Lines() []string {
 			all = append(all, desired.Set(set).String()+" "+m.String())
 		}
 	}
-	for _, f := range c.Faults {
-		all = append(all, faultPrefix+f)
-	}
+	all = append(all, collect.From(c.Faults, func(f string) string { return faultPrefix + f })...)
 	slices.Sort(all)
 	return all
 }
@@ -182,10 +181,7 @@ func (c Choice) String() string {
 	if len(c.Backends) == 0 {
 		return c.IfEmpty.String()
 	}
-	var s []string
-	for _, b := range c.Backends {
-		s = append(s, b.String())
-	}
+	s := collect.From(c.Backends, desired.Backend.String)
 	if c.Spread != "" {
 		s = append(s, "("+c.Spread+")")
 	}

@@ -5,6 +5,7 @@ package dataplane
 import (
 	"slices"
 
+	"github.com/slipstream-proxy/slipstream/internal/collect"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 )
 
@@ -134,10 +135,7 @@ func (p *Pool) find(all []desired.Backend) (slots []int) {
 		slices.Sort(slots)
 		return slots
 	}
-	wanted := make(map[desired.Backend]bool, len(all))
-	for _, b := range all {
-		wanted[b] = true
-	}
+	wanted := collect.Set(all)
 	for i, b := range p.Slots {
 		if wanted[b] {
 			slots = append(slots, i)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"slices"
 
+	"github.com/slipstream-proxy/slipstream/internal/collect"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"golang.org/x/sys/unix"
 )
@@ -77,7 +78,7 @@ func (c *Controller) prepare(b *nfnl.Batch, existing *nfnl.Contents, replace boo
 		}
 	}
 	if f := existing.Flowtable(flowtableName); f != nil {
-		return unique(f.Devices)
+		return collect.Set(f.Devices)
 	}
 	return nil
 }

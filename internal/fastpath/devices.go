@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/slipstream-proxy/slipstream/internal/collect"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"github.com/slipstream-proxy/slipstream/internal/node/netif"
 )
@@ -177,7 +178,7 @@ func (c *Controller) reread() error {
 	// If there is no flowtable, the kernel does not return so many devices, or the
 	// flowtable does not exist. In the second case adding devices fails.
 	if f := t.Flowtable(flowtableName); f != nil {
-		c.devices = unique(f.Devices)
+		c.devices = collect.Set(f.Devices)
 	}
 	return c.list()
 }

@@ -10,6 +10,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/slipstream-proxy/slipstream/internal/collect"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/ebpf"
 	"github.com/slipstream-proxy/slipstream/internal/feature"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
@@ -169,7 +170,7 @@ func (c *flowtableEngine) checkTable(t *nfnl.Contents) error {
 	case c.unsynced:
 		return nil
 	}
-	has := deviceSet(unique(f.Devices))
+	has := deviceSet(collect.Set(f.Devices))
 	if maps.Equal(has, c.devices) {
 		return nil
 	}

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/slipstream-proxy/slipstream/internal/collect"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/ebpf"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
@@ -143,22 +144,14 @@ func (f *Flush) hold(conn *nfnl.Conn, b *nfnl.Batch) (err error) {
 			put(heldFamilies, []byte{byte(families[i].Family)})
 		}
 	}
-	for k := range unique(f.Frontends) {
+	for k := range collect.Set(f.Frontends) {
 		put(familyOf(k.Addr()).heldFrontends, frontendKey(nil, k))
 	}
-	for a := range unique(f.Addresses) {
+	for a := range collect.Set(f.Addresses) {
 		a = a.Unmap()
 		put(familyOf(a).heldAddresses, a.AsSlice())
 	}
 	return err
-}
-
-func unique[T comparable](all []T) map[T]bool {
-	set := map[T]bool{}
-	for _, a := range all {
-		set[a] = true
-	}
-	return set
 }
 
 // cleanHold is how long connections are kept on the slow path until their entries are
@@ -183,9 +176,7 @@ func (c *Controller) Cleaning(clean conntrack.CleanFunc) conntrack.CleanFunc {
 				f.Frontends = append(f.Frontends, s.Frontends...)
 				continue
 			}
-			for _, b := range s.Backends {
-				f.Addresses = append(f.Addresses, b.Addr())
-			}
+			f.Addresses = append(f.Addresses, collect.From(s.Backends, func(b desired.Backend) netip.Addr { return b.Addr() })...)
 		}
 		if e := c.Flush(ctx, f); e != nil {
 			return stats, errors.Join(err, e)

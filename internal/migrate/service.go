@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/slipstream-proxy/slipstream/internal/collect"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -65,11 +66,8 @@ func (s *service) of(kinds ...desired.AddressKind) (all []desired.Frontend) {
 }
 
 // addresses returns the addresses of some kinds.
-func (s *service) addresses(kinds ...desired.AddressKind) (all []netip.Addr) {
-	for _, f := range s.of(kinds...) {
-		all = append(all, f.Addr())
-	}
-	return slices.Compact(all)
+func (s *service) addresses(kinds ...desired.AddressKind) []netip.Addr {
+	return slices.Compact(collect.From(s.of(kinds...), func(f desired.Frontend) netip.Addr { return f.Addr() }))
 }
 
 // has reports whether a Service has addresses of a family.

@@ -11,6 +11,8 @@ import (
 	"unicode"
 	"unicode/utf16"
 	"unicode/utf8"
+
+	"github.com/slipstream-proxy/slipstream/internal/collect"
 )
 
 // Line returns a text of others as one line: white space is one space, and what cannot be seen
@@ -57,11 +59,7 @@ func Number(n int, thing string) string {
 
 // List returns the texts of some things with a separator between them.
 func List[T fmt.Stringer](all []T, separator string) string {
-	var texts []string
-	for _, one := range all {
-		texts = append(texts, one.String())
-	}
-	return strings.Join(texts, separator)
+	return strings.Join(collect.From(all, T.String), separator)
 }
 
 // Writer escapes what is written to it, except for line breaks and tabs. JSON stays the same JSON:

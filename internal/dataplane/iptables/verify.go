@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/slipstream-proxy/slipstream/internal/collect"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 )
@@ -18,9 +19,7 @@ import (
 // of health checks, which Read does not know.
 func (b *Dataplane) Rules(ctx context.Context, full *desired.Change) (n int, faults []string, err error) {
 	r := &Dataplane{config: b.config, variant: b.variant, sets: b.sets}
-	for _, t := range b.tables {
-		r.tables = append(r.tables, &table{family: t.family})
-	}
+	r.tables = collect.From(b.tables, func(t *table) *table { return &table{family: t.family} })
 	steps := r.takeAll(full)
 	for i, t := range b.tables {
 		r.tables[i].read, t.read = t.read, nil

@@ -3,10 +3,12 @@
 package ipvs
 
 import (
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
 
+	"github.com/slipstream-proxy/slipstream/internal/collect"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ipvs"
@@ -208,20 +210,14 @@ func difference(before, after []desired.Backend) (removed, added []desired.Backe
 	if len(before) == 0 {
 		return nil, after
 	}
-	old := make(map[desired.Backend]bool, len(before))
-	for _, b := range before {
-		old[b] = true
-	}
+	old := collect.Set(before)
 	for _, b := range after {
 		if !old[b] {
 			added = append(added, b)
 		}
 		delete(old, b)
 	}
-	for b := range old {
-		removed = append(removed, b)
-	}
-	return removed, added
+	return slices.Collect(maps.Keys(old)), added
 }
 
 // replace changes the destinations of a virtual server of a pool.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"slices"
 
+	"github.com/slipstream-proxy/slipstream/internal/collect"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/xtables"
 	"golang.org/x/sys/unix"
@@ -65,7 +66,7 @@ func (l *legacy) close() { l.conn.Close() }
 
 func (l *legacy) lock(ctx context.Context) (func(), error) { return xtables.Lock(ctx) }
 
-func (l *legacy) Chains() (all []Chain, err error) {
+func (l *legacy) Chains() (_ []Chain, err error) {
 	if l.table, err = l.conn.Read(l.name); err != nil {
 		return nil, err
 	}
@@ -77,10 +78,7 @@ func (l *legacy) Chains() (all []Chain, err error) {
 			jumps[l.table.Jump(i)]++
 		}
 	}
-	for _, c := range l.table.Chains() {
-		all = append(all, Chain{c.Name, c.Rules() + jumps[c.Name]})
-	}
-	return all, nil
+	return collect.From(l.table.Chains(), func(c xtables.Chain) Chain { return Chain{c.Name, c.Rules() + jumps[c.Name]} }), nil
 }
 
 func (l *legacy) Jumps(chain string) (all []Jump, err error) {
@@ -142,12 +140,9 @@ func (n *nft) close() { n.conn.Close() }
 
 func (n *nft) lock(context.Context) (func(), error) { return func() {}, nil }
 
-func (n *nft) Chains() (all []Chain, err error) {
+func (n *nft) Chains() ([]Chain, error) {
 	chains, err := n.conn.Chains(n.table)
-	for _, c := range chains {
-		all = append(all, Chain{c.Name, int(c.Uses)})
-	}
-	return all, err
+	return collect.From(chains, func(c nfnl.ChainInfo) Chain { return Chain{c.Name, int(c.Uses)} }), err
 }
 
 func (n *nft) Jumps(chain string) (all []Jump, err error) {
@@ -160,12 +155,9 @@ func (n *nft) Jumps(chain string) (all []Jump, err error) {
 	return all, err
 }
 
-func (n *nft) Packets(chain string) (all []uint64, err error) {
+func (n *nft) Packets(chain string) ([]uint64, error) {
 	rules, err := n.conn.Rules(n.table, chain)
-	for _, r := range rules {
-		all = append(all, r.Counted())
-	}
-	return all, err
+	return collect.From(rules, nfnl.RuleInfo.Counted), err
 }
 
 // Remove removes the rules in one transaction. There can be so many chains that they take

@@ -13,6 +13,7 @@ import (
 	"unsafe"
 
 	"github.com/mdlayher/netlink"
+	"github.com/slipstream-proxy/slipstream/internal/collect"
 	"github.com/slipstream-proxy/slipstream/internal/feature"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/sock"
@@ -207,9 +208,7 @@ func (c *Conn) Try(ctx context.Context, scheduler string, ipv6 bool, to ...netip
 		key.Mark-- // another program's
 	}
 	requests := []Request{AddService(Service{Key: key, Scheduler: scheduler, MaskBits: mask})}
-	for _, a := range to {
-		requests = append(requests, AddDestination(key, Destination{AddrPort: a, Weight: 1}))
-	}
+	requests = append(requests, collect.From(to, func(a netip.AddrPort) Request { return AddDestination(key, Destination{AddrPort: a, Weight: 1}) })...)
 	err = c.Execute(ctx, append(requests, DeleteService(key)), func(_ int, err error) {
 		if refused == nil {
 			refused = err

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/mdlayher/netlink"
+	"github.com/slipstream-proxy/slipstream/internal/collect"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ctnetlink"
 	"github.com/vishvananda/netlink/nl"
@@ -57,14 +58,13 @@ func (c *common) flags(address, port uint32) (flags uint32) {
 
 // parts returns equivalent filters: one, or if it would match everything, one for each
 // protocol.
-func (f *filter) parts(addresses bool) (all []filter) {
+func (f *filter) parts(addresses bool) []filter {
 	if original, reply := f.flags(addresses); original|reply != 0 {
 		return []filter{*f}
 	}
-	for _, p := range f.protocols {
-		all = append(all, filter{protocols: []desired.Protocol{p}, to: f.to, replies: f.replies})
-	}
-	return all
+	return collect.From(f.protocols, func(p desired.Protocol) filter {
+		return filter{protocols: []desired.Protocol{p}, to: f.to, replies: f.replies}
+	})
 }
 
 // flags returns which parts of the two tuples the kernel is to compare, without those that

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/slipstream-proxy/slipstream/internal/collect"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/flows"
@@ -260,10 +261,7 @@ func (x *explainer) resolve(s *desired.State, name types.NamespacedName) (like [
 	})
 	slices.SortFunc(same, compareNames)
 	others = append(same, others...)
-	for _, n := range others[:min(len(others), 3)] {
-		like = append(like, n.String())
-	}
-	return like
+	return collect.From(others[:min(len(others), 3)], types.NamespacedName.String)
 }
 
 // distance is the number of characters to insert, delete or replace in a to get b.

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/slipstream-proxy/slipstream/internal/plain"
 	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/upstream"
 	"github.com/slipstream-proxy/slipstream/test/cluster/site"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
@@ -116,7 +117,7 @@ func (c *Cluster) startControllers() error {
 	_, err1 := c.Plane.Host.StartProgram(c.dir, "kube-scheduler", c.Programs["kube-scheduler"], flags...)
 	_, err2 := c.Plane.Host.StartProgram(c.dir, "kube-controller-manager", c.Programs["kube-controller-manager"], append(flags,
 		"--service-account-private-key-file="+c.Plane.ServiceAccountKey(), "--root-ca-file="+c.Plane.CertificateAuthority(),
-		"--cluster-cidr="+upstream.JoinPrefixes(site.ClusterCIDRs), "--service-cluster-ip-range="+upstream.JoinPrefixes(site.ServiceCIDRs),
+		"--cluster-cidr="+plain.List(site.ClusterCIDRs, ","), "--service-cluster-ip-range="+plain.List(site.ServiceCIDRs, ","),
 		"--node-monitor-grace-period=3m")...) // the machine may be slow
 	// Some specs have the API server connect to pods.
 	return errors.Join(err1, err2, c.Plane.Host.RouteToPods())

@@ -17,6 +17,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/slipstream-proxy/slipstream/internal/plain"
 	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/upstream"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	corev1 "k8s.io/api/core/v1"
@@ -156,7 +157,7 @@ func (k *runningKubeProxy) writeConfig(s Settings) (string, error) {
 		"metricsBindAddress": metricsAddress,
 		"detectLocalMode":    s.DetectLocalMode,
 		"detectLocal":        local,
-		"clusterCIDR":        upstream.JoinPrefixes(s.ClusterCIDRs),
+		"clusterCIDR":        plain.List(s.ClusterCIDRs, ","),
 		"nodePortAddresses":  s.NodePortAddresses,
 		// 0 leaves the kernel's settings, which are not all per namespace, alone.
 		"conntrack": map[string]any{"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/slipstream-proxy/slipstream/internal/plain"
 	"github.com/slipstream-proxy/slipstream/test/cluster/oracle/upstream"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	"sigs.k8s.io/yaml"
@@ -114,7 +115,7 @@ func (o *Options) writeConfig(kind Kind, nodeName, name string) (string, error) 
 	}
 	config["mode"] = kind.Mode()
 	config["hostnameOverride"] = nodeName
-	config["clusterCIDR"] = upstream.JoinPrefixes(o.ClusterCIDRs)
+	config["clusterCIDR"] = plain.List(o.ClusterCIDRs, ",")
 	config["clientConnection"].(map[string]any)["kubeconfig"] = o.Kubeconfig
 	// A node of the lab is only a network namespace: these settings would affect the whole
 	// machine.

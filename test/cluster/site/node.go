@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 
+	"github.com/slipstream-proxy/slipstream/internal/collect"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -42,18 +43,16 @@ func (n *Node) Register(ctx context.Context) error {
 		Name:   n.Name(),
 		Labels: map[string]string{corev1.LabelHostname: n.Name()},
 	}}
-	for _, c := range n.PodCIDRs() {
-		object.Spec.PodCIDRs = append(object.Spec.PodCIDRs, c.String())
-	}
+	object.Spec.PodCIDRs = collect.From(n.PodCIDRs(), netip.Prefix.String)
 	object.Spec.PodCIDR = object.Spec.PodCIDRs[0]
 	nodes := n.site.Plane.Client.CoreV1().Nodes()
 	object, err := nodes.Create(ctx, object, metav1.CreateOptions{})
 	if err != nil {
 		return err
 	}
-	for _, a := range n.Addrs() {
-		object.Status.Addresses = append(object.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a.String()})
-	}
+	object.Status.Addresses = collect.From(n.Addrs(), func(a netip.Addr) corev1.NodeAddress {
+		return corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a.String()}
+	})
 	object.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
 	object.ResourceVersion = "" // kube-controller-manager, if there is one, has changed it
 	_, err = nodes.UpdateStatus(ctx, object, metav1.UpdateOptions{})

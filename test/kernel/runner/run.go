@@ -20,6 +20,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/slipstream-proxy/slipstream/internal/collect"
 	"github.com/slipstream-proxy/slipstream/test/kernel/uml"
 	"golang.org/x/sync/errgroup"
 )
@@ -45,11 +46,7 @@ func run(ctx context.Context, opts options, stdout, stderr io.Writer) (int, erro
 	}
 	defer os.RemoveAll(binaries)
 
-	var labels []string
-	for _, k := range kernels {
-		labels = append(labels, k.label)
-	}
-	fmt.Fprintln(stdout, "Kernels:", strings.Join(labels, ", "))
+	fmt.Fprintln(stdout, "Kernels:", strings.Join(collect.From(kernels, func(k kernel) string { return k.label }), ", "))
 
 	// Building goes on in the background, in the order in which the binaries are needed.
 	for i := range packages {

@@ -18,6 +18,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/slipstream-proxy/slipstream/internal/plain"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	k8s "k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -153,7 +154,7 @@ func (c *ControlPlane) StartAPI(ctx context.Context) error {
 		"--bind-address=" + address.Addr().String(), fmt.Sprintf("--secure-port=%d", address.Port()),
 		"--cert-dir=" + filepath.Dir(c.CertificateAuthority()), // it makes one and signs it itself
 		"--token-auth-file=" + c.tokens(), "--authorization-mode=RBAC",
-		"--service-cluster-ip-range=" + JoinPrefixes(c.options.ServiceCIDRs),
+		"--service-cluster-ip-range=" + plain.List(c.options.ServiceCIDRs, ","),
 		// The Service "kubernetes" gets no endpoints.
 		"--advertise-address=" + advertise, "--endpoint-reconciler-type=none",
 		"--service-account-issuer=https://oracle.invalid",
@@ -237,15 +238,6 @@ func (c *ControlPlane) apiReady(ctx context.Context) error {
 		return fmt.Errorf("/readyz says %d", code)
 	}
 	return nil
-}
-
-// JoinPrefixes returns ranges as flags list them.
-func JoinPrefixes(all []netip.Prefix) string {
-	var s []string
-	for _, p := range all {
-		s = append(s, p.String())
-	}
-	return strings.Join(s, ",")
 }
 
 // Close ends both programs and removes their files.
