@@ -87,11 +87,6 @@ func New(c Config) *Cluster {
 // Live is how many Services there are.
 func (c *Cluster) Live() int { return c.next - len(c.removed) }
 
-// ObjectsPerService is how many objects a new Service has: itself, and its EndpointSlices.
-func (c *Cluster) ObjectsPerService() int {
-	return 1 + (c.Endpoints+SliceSize-1)/SliceSize
-}
-
 // Each gives the numbers of all Services.
 func (c *Cluster) Each() iter.Seq[int] {
 	return func(yield func(int) bool) {

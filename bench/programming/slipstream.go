@@ -185,7 +185,8 @@ func (s *slipstream) changes(n int) error {
 // repeat makes n changes of each kind, in turns, fewer if that takes too long. The kinds
 // together leave the cluster's size as it is.
 func (s *slipstream) repeat(n int, kinds ...kind) error {
-	chunk := max(1, min(chunkObjects/s.cluster.ObjectsPerService(), s.cluster.Live()/2))
+	objects := 1 + (s.cluster.Endpoints+cluster.SliceSize-1)/cluster.SliceSize // a Service, and its EndpointSlices
+	chunk := max(1, min(chunkObjects/objects, s.cluster.Live()/2))
 	deadline := time.Now().Add(changesLimit)
 	for done := 0; done < n && (done == 0 || time.Now().Before(deadline)); done += chunk {
 		for _, k := range kinds {
@@ -195,7 +196,9 @@ func (s *slipstream) repeat(n int, kinds ...kind) error {
 			}
 			before := cpuTime()
 			for _, events := range all {
-				if err := s.change(k.name, events); err != nil {
+				start := time.Now()
+				s.write(events)
+				if err := s.apply(k.name, start); err != nil {
 					return err
 				}
 			}
@@ -205,12 +208,11 @@ func (s *slipstream) repeat(n int, kinds ...kind) error {
 	return nil
 }
 
-func (s *slipstream) change(name string, events []source.Event) error {
-	start := time.Now()
+// write writes events to the desired state.
+func (s *slipstream) write(events []source.Event) {
 	for _, e := range events {
 		proxy.ApplyEvent(s.state, e)
 	}
-	return s.apply(name, start)
 }
 
 // apply programs the pending changes, and adds the time since start.
@@ -229,9 +231,7 @@ func (s *slipstream) burst() error {
 	for range burstChanges {
 		events := s.cluster.ReplaceEndpoint()
 		start := time.Now()
-		for _, e := range events {
-			proxy.ApplyEvent(s.state, e)
-		}
+		s.write(events)
 		took += time.Since(start)
 	}
 	return s.apply(burst, time.Now().Add(-took))

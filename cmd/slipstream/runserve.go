@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net/netip"
 	"os"
 	"slices"
 	"strconv"
@@ -14,6 +15,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/slipstream-proxy/slipstream/internal/collect"
 	"github.com/slipstream-proxy/slipstream/internal/config"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/iptables"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/ipvs"
@@ -77,13 +79,6 @@ type app struct {
 func (s *app) onClose(f func() error) { s.closers = append(s.closers, f) }
 func (s *app) onStop(f func())        { s.onClose(func() error { f(); return nil }) }
 
-func (s *app) close() (err error) {
-	for _, f := range slices.Backward(s.closers) {
-		err = errors.Join(err, f())
-	}
-	return err
-}
-
 // serve runs the Service proxy until ctx ends.
 func serve(ctx context.Context, s *app) (err error) {
 	proxy.LimitGarbage()
@@ -91,7 +86,11 @@ func serve(ctx context.Context, s *app) (err error) {
 	s.metrics = metrics.New()
 	s.metrics.OnBuild(version)
 	s.config.Gates().(interface{ AddMetrics() }).AddMetrics() // kubernetes_feature_enabled, as kube-proxy does
-	defer func() { err = errors.Join(err, s.close()) }()
+	defer func() {
+		for _, f := range slices.Backward(s.closers) {
+			err = errors.Join(err, f())
+		}
+	}()
 	lock, err := lockInstance()
 	if err != nil {
 		return err
@@ -445,7 +444,7 @@ func desiredConfig(c *config.Config, node string, without desired.Families) desi
 		Without:       without,
 		MasqueradeAll: c.MasqueradeAll(),
 		NoExternalIPs: !c.AllowExternalIPs(),
-		ExternalIPs:   c.ExternalIPs(),
+		ExternalIPs:   collect.From(c.Slipstream.ExternalIPRanges, netip.MustParsePrefix), // they are valid
 		Balancing:     balancing,
 		MaxTable:      c.Slipstream.MaglevTableSize,
 

@@ -13,7 +13,6 @@ package config
 
 import (
 	"fmt"
-	"net/netip"
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
@@ -167,14 +166,6 @@ func (c *Config) HandlesLocalhostNodePorts() bool {
 // only iptables mode supports.
 func (c *Config) LocalhostNodePorts() bool {
 	return c.Traits().KernelLocalhost && *c.KubeProxy.IPTables.LocalhostNodePorts
-}
-
-// ExternalIPs returns the ranges of a valid ExternalIPRanges.
-func (c *Config) ExternalIPs() (all []netip.Prefix) {
-	for _, text := range c.Slipstream.ExternalIPRanges {
-		all = append(all, netip.MustParsePrefix(text))
-	}
-	return all
 }
 
 // Annotated returns which Namespaces ServiceAnnotations selects by their labels; nil for all.

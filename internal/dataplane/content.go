@@ -192,18 +192,15 @@ func (c Choice) String() string {
 // want and "+" for got. It is empty if they are equal.
 func Difference(want, got *Content) string {
 	w, g := want.Lines(), got.excusing(want).Lines()
-	var out []string
-	for _, line := range w {
-		if _, both := slices.BinarySearch(g, line); !both {
-			out = append(out, "- "+line)
+	only := func(prefix string, of, other []string) (out []string) {
+		for _, line := range of {
+			if _, both := slices.BinarySearch(other, line); !both {
+				out = append(out, prefix+line)
+			}
 		}
+		return out
 	}
-	for _, line := range g {
-		if _, both := slices.BinarySearch(w, line); !both {
-			out = append(out, "+ "+line)
-		}
-	}
-	return strings.Join(out, "\n")
+	return strings.Join(append(only("- ", w, g), only("+ ", g, w)...), "\n")
 }
 
 // excusing takes what is desired where weights follow load, and for backends that the kernel refuses,

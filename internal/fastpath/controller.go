@@ -181,7 +181,7 @@ func (c *Controller) Reconcile(ctx context.Context, full *desired.Change) (datap
 		defer c.mu.Unlock()
 		c.sequence.Begin()
 		stats, err := c.reconcile(ctx, full)
-		all = c.mustFlush || !c.config.Exclude.empty()
+		all = c.mustFlush || len(c.config.Exclude.Addresses)+len(c.config.Exclude.Marks)+len(c.config.Exclude.DSCP) > 0
 		return stats, c.failed(err)
 	}()
 	if err = c.flushExcluded(ctx, full, all, err); err == nil {

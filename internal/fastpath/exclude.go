@@ -63,8 +63,6 @@ func ParsePrefix(text string) (netip.Prefix, error) {
 	return p.Masked(), nil
 }
 
-func (e *Exclude) empty() bool { return len(e.Addresses)+len(e.Marks)+len(e.DSCP) == 0 }
-
 // Connections of packets that match are remembered by their ID. Each such packet renews the
 // time. If there are more of them, those packets themselves still do not cause an offload.
 const (

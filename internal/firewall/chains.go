@@ -26,14 +26,9 @@ const (
 	OurChains     = "SLIP-"
 )
 
-// Chains reads the base chains of a family, in the order in which packets pass them, also if
-// there is an error.
-func Chains(ctx context.Context, conn *nfnl.Conn, ipv6 bool) (all []Chain, err error) {
-	return chains(ctx, conn, ipv6, func(*nfnl.BaseChain) bool { return true })
-}
-
-// chains reads those that are wanted, and their tables.
-func chains(ctx context.Context, conn *nfnl.Conn, ipv6 bool, wanted func(*nfnl.BaseChain) bool) (all []Chain, err error) {
+// Chains reads the base chains of a family, in the order in which packets pass them, also if there is an error: those
+// that are wanted, nil for all.
+func Chains(ctx context.Context, conn *nfnl.Conn, ipv6 bool, wanted func(*nfnl.BaseChain) bool) (all []Chain, err error) {
 	family, legacy := nfnl.IPv4, xtables.IPv4
 	if ipv6 {
 		family, legacy = nfnl.IPv6, xtables.IPv6
@@ -43,7 +38,7 @@ func chains(ctx context.Context, conn *nfnl.Conn, ipv6 bool, wanted func(*nfnl.B
 		chains, failed := conn.BaseChains(f)
 		err = errors.Join(err, failed)
 		for _, c := range chains {
-			if info, failed := conn.Table(c.Table); failed == nil && info.Dormant || !wanted(&c) {
+			if info, failed := conn.Table(c.Table); failed == nil && info.Dormant || wanted != nil && !wanted(&c) {
 				continue
 			}
 			own := c.Table.Name == OurTable || c.Table.Name == LimitsTable || c.Table == (nfnl.Table{Family: nfnl.INET, Name: FastPathTable})

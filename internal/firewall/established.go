@@ -87,7 +87,7 @@ func Examine(ctx context.Context, conn *nfnl.Conn) (*Established, error) {
 	sum := fnv.New64a()
 	var err error
 	for _, ipv6 := range []bool{false, true} {
-		chains, failed := chains(ctx, conn, ipv6, func(c *nfnl.BaseChain) bool { return c.Type != "nat" && hooks[c.Hook] })
+		chains, failed := Chains(ctx, conn, ipv6, func(c *nfnl.BaseChain) bool { return c.Type != "nat" && hooks[c.Hook] })
 		err = errors.Join(err, failed)
 		for _, c := range chains {
 			if c.walker == nil || !hooks[c.Hook] {

@@ -26,17 +26,12 @@ func Line(text string, limit int) string {
 	return escape(strings.Join(strings.Fields(text), " ")) + cut
 }
 
-// safe reports whether a character may be shown as it is.
-func safe(r rune, size int) bool {
-	return unicode.IsPrint(r) && (r != utf8.RuneError || size > 1) || r == '\n' || r == '\t'
-}
-
 func escape(text string) string {
 	var b strings.Builder
 	for len(text) > 0 {
 		r, size := utf8.DecodeRuneInString(text)
 		switch {
-		case safe(r, size):
+		case unicode.IsPrint(r) && (r != utf8.RuneError || size > 1), r == '\n', r == '\t':
 			b.WriteString(text[:size])
 		case r > 0xffff:
 			high, low := utf16.EncodeRune(r)

@@ -63,7 +63,7 @@ func (s *script) differences(known registry) (all []string) {
 		switch got, exists := known[name]; {
 		case !exists:
 			all = append(all, fmt.Sprintf("chain %s is missing", name))
-		case got.text != want.text && !isPoolChain(name):
+		case got.text != want.text && !slices.ContainsFunc(poolPrefixes[:], func(p string) bool { return strings.HasPrefix(name, p) }):
 			all = append(all, fmt.Sprintf("chain %s was modified, or is that of another configuration or version: it has %d rules, and should have %d", name, got.rules, want.rules))
 		}
 	}
@@ -80,9 +80,4 @@ func (s *script) differences(known registry) (all []string) {
 		}
 	}
 	return all
-}
-
-// isPoolChain reports whether a chain has the rules that choose an endpoint.
-func isPoolChain(name string) bool {
-	return slices.ContainsFunc(poolPrefixes[:], func(p string) bool { return strings.HasPrefix(name, p) })
 }

@@ -121,7 +121,8 @@ func (t Table) Remove(ctx context.Context, o Owner) (done Removed, err error) {
 	err = t.View(func(v View) (err error) {
 		for try := 1; ; try++ {
 			p, err = tryRemove(ctx, v, &o)
-			if try == maxTries || !isDisturbance(err) || ctx.Err() != nil {
+			disturbed := errors.Is(err, nfnl.ErrInterrupted) || errors.Is(err, unix.EBUSY) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EAGAIN)
+			if try == maxTries || !disturbed || ctx.Err() != nil {
 				return err
 			}
 			time.Sleep(rand.N(40 * time.Millisecond))
@@ -152,11 +153,6 @@ func tryRemove(ctx context.Context, v View, o *Owner) (p plan, err error) {
 		return p, err
 	}
 	return p, v.Remove(ctx, p.jumps, p.chains)
-}
-
-// isDisturbance says whether an error comes from concurrent changes.
-func isDisturbance(err error) bool {
-	return errors.Is(err, nfnl.ErrInterrupted) || errors.Is(err, unix.EBUSY) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EAGAIN)
 }
 
 // plan is what to remove.

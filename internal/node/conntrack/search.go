@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/slipstream-proxy/slipstream/internal/collect"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ctnetlink"
 )
@@ -51,10 +52,7 @@ func plan(flows []desired.StaleFlows) (searches []*search) {
 			}
 		}
 		for _, family := range []family{ipv4, ipv6} {
-			frontends, backends := keysOf(family, f.Frontends), set{}
-			for _, b := range ofFamily(family, f.Backends) {
-				backends[b] = true
-			}
+			frontends, backends := keysOf(family, f.Frontends), set(collect.Set(ofFamily(family, f.Backends)))
 			if len(frontends) > 0 && (len(backends) > 0 || f.Only) {
 				to := &searches
 				if f.Protocol == desired.TCP {

@@ -185,8 +185,10 @@ func removeTable(table nfnl.Table) (out outcome) {
 
 // kubeProxy is the owner of kube-proxy's chains.
 var kubeProxy = iptchains.Owner{
-	Name:    "kube-proxy",
-	Owns:    isKubeProxy,
+	Name: "kube-proxy",
+	Owns: func(chain string) bool {
+		return slices.Contains(entered, chain) || slices.Contains(inner, chain) || serviceChain.MatchString(chain)
+	},
 	Entered: func(chain string) bool { return slices.Contains(entered, chain) },
 }
 
@@ -208,11 +210,6 @@ var inner = []string{
 // serviceChain matches its chains for Services and endpoints, with a hash in base 32;
 // KUBE-XLB- up to Kubernetes 1.23.
 var serviceChain = regexp.MustCompile(`^KUBE-(SVC|SVL|EXT|FW|SEP|XLB)-[A-Z2-7]{16}$`)
-
-// isKubeProxy reports whether a chain of iptables is kube-proxy's.
-func isKubeProxy(chain string) bool {
-	return slices.Contains(entered, chain) || slices.Contains(inner, chain) || serviceChain.MatchString(chain)
-}
 
 // ipsets are the sets of IPVS mode, without the prefixes for IPv4 and IPv6.
 var ipsets = []string{

@@ -353,7 +353,7 @@ func (x *explainer) firewalls(in string, hops []hop) {
 		return
 	}
 	defer conn.Close()
-	chains, err := firewall.Chains(x.ctx, conn, x.family() == desired.IPv6)
+	chains, err := firewall.Chains(x.ctx, conn, x.family() == desired.IPv6, nil)
 	met, found, replies := []string{}, map[firewall.Dropping][]string{}, map[firewall.Dropping][]string{}
 	drop := func(c *firewall.Chain, at func(uint32, int32, string, hop) (firewall.Packet, bool), by map[firewall.Dropping][]string) (passes bool) {
 		for _, h := range hops {

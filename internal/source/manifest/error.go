@@ -4,6 +4,7 @@ package manifest
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/slipstream-proxy/slipstream/internal/plain"
@@ -33,11 +34,7 @@ func (e *Error) Error() string {
 	if e.Document > 0 {
 		parts = append(parts, fmt.Sprintf("document %d", e.Document))
 	}
-	for _, s := range []string{e.Item, e.Object} {
-		if s != "" {
-			parts = append(parts, s)
-		}
-	}
+	parts = append(parts, slices.DeleteFunc([]string{e.Item, e.Object}, func(s string) bool { return s == "" })...)
 	var errs []string
 	for i, err := range e.Errs {
 		if i == maxErrs {

@@ -20,7 +20,7 @@ func (x executor) again(ctx context.Context, total result, runs []packageRun, ke
 	var failures []mergedTest
 	for _, t := range total.with(failed) {
 		for _, d := range t.details {
-			if t.name == outsideTests || raced(d.text) {
+			if t.name == outsideTests || strings.Contains(d.text, "WARNING: DATA RACE") || strings.Contains(d.text, "race detected during execution of test") {
 				return nil
 			}
 			failures = append(failures, mergedTest{t.pkg, t.name, failed, []detail{d}})
@@ -43,11 +43,6 @@ func (x executor) again(ctx context.Context, total result, runs []packageRun, ke
 		flaky = append(flaky, t)
 	}
 	return flaky
-}
-
-// raced reports whether a test's output tells of a data race.
-func raced(output string) bool {
-	return strings.Contains(output, "WARNING: DATA RACE") || strings.Contains(output, "race detected during execution of test")
 }
 
 // forgive marks a failed test as passed, and those above it that failed only because of it.
