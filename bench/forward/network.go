@@ -56,11 +56,7 @@ func newNetwork(ctx context.Context, o *Options) (n *network, err error) {
 	if n.lab, err = lab.New(); err != nil {
 		return nil, err
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, n.close())
-		}
-	}()
+	defer lab.OnError(&err, n.close)
 	n.node = &node{}
 	n.node.Node, err = n.lab.Node("node", lab.NodeOptions{
 		Addresses: []netip.Prefix{netip.MustParsePrefix("192.168.100.11/24")}, PodCIDRs: []netip.Prefix{pods},

@@ -4,7 +4,6 @@ package observe
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"net/netip"
@@ -35,11 +34,7 @@ func (o *Options) build(ctx context.Context) (n *node, err error) {
 	if n.Nodes, err = cluster.NewNodes(1, o.Slipstream); err != nil {
 		return nil, err
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, n.close())
-		}
-	}()
+	defer lab.OnError(&err, n.close)
 	server, err := n.Pod(1, "server", 3)
 	if err != nil {
 		return nil, err

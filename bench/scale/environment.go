@@ -61,11 +61,7 @@ func newEnvironment(ctx context.Context, o *options, runs int) (_ *environment, 
 	if err != nil {
 		return nil, err
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, e.close())
-		}
-	}()
+	defer lab.OnError(&err, e.close)
 	if e.pods, e.stop, err = newPods(e.site.Lab); err != nil {
 		return nil, err
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package collect makes a slice or a set of the members of a slice.
+// Package collect makes slices, sets and the entries of maps.
 package collect
 
 import "slices"
@@ -21,4 +21,12 @@ func Set[T comparable](all []T) map[T]bool {
 		set[one] = true
 	}
 	return set
+}
+
+// Entry returns the value of a key, a new one if there is none.
+func Entry[K comparable, V any](all map[K]*V, key K) *V {
+	if all[key] == nil {
+		all[key] = new(V)
+	}
+	return all[key]
 }

@@ -23,3 +23,11 @@ func TestSet(t *testing.T) {
 		t.Errorf("got %v", got)
 	}
 }
+
+func TestEntry(t *testing.T) {
+	all := map[string]*int{}
+	*Entry(all, "a")++
+	if *Entry(all, "a")++; *all["a"] != 2 || len(all) != 1 {
+		t.Errorf("got %d in %v, want 2", *all["a"], all)
+	}
+}

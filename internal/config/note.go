@@ -99,10 +99,7 @@ func (c *Config) Notes() (notes []Note) {
 	}
 	notes = append(notes, c.unknownPods()...)
 	if _, err := c.Balancing(); err != nil {
-		name := "scheduler"
-		if c.Slipstream.Scheduler == "" {
-			name = "ipvs.scheduler"
-		}
+		name := map[bool]string{true: "ipvs.scheduler", false: "scheduler"}[c.Slipstream.Scheduler == ""]
 		notes = append(notes, Note{Field: name, Text: "has no effect: " + err.Error()})
 	}
 	all, primary := c.NodePortRanges()

@@ -295,10 +295,7 @@ func Differings(difference string, full *desired.Change) (all []Differing) {
 
 // String is the line, with the Service in front of its frontend.
 func (d Differing) String() string {
-	sign := "- "
-	if d.Surplus {
-		sign = "+ "
-	}
+	sign := map[bool]string{true: "+ ", false: "- "}[d.Surplus]
 	if d.Service != (desired.ServicePort{}) {
 		sign += "Service " + d.Service.String() + ": "
 	}

@@ -192,12 +192,8 @@ func (b *Balancer) serve(c *client, served bool) error {
 // allow writes the namespaces that are served into a new map.
 func (b *Balancer) allow(to *ebpf.Map) (err error) {
 	for n, c := range b.namespaces {
-		kind := podsNamespace
-		if n == (namespace{}) {
-			kind = nodesNamespace
-		}
 		if c.served {
-			err = errors.Join(err, to.Put(c.cookie, kind))
+			err = errors.Join(err, to.Put(c.cookie, map[bool]uint32{true: nodesNamespace, false: podsNamespace}[n == namespace{}]))
 		}
 	}
 	return err

@@ -129,10 +129,7 @@ func (w *poolWriter) root() {
 // recent matches by, or changes, the list of clients of an endpoint, which both scopes
 // share.
 func (w *poolWriter) recent(do string, b desired.Backend) string {
-	mask := "255.255.255.255"
-	if w.Family == desired.IPv6 {
-		mask = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"
-	}
+	mask := [...]string{desired.IPv4: "255.255.255.255", desired.IPv6: "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"}[w.Family]
 	return fmt.Sprintf("-m recent --%s --name %s --mask %s --rsource", do, prefix+w.hash(b.String()), mask)
 }
 

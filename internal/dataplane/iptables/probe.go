@@ -132,10 +132,7 @@ func (b *Dataplane) tryRules(ctx context.Context, f desired.Family, all []extens
 	if err := b.sets.Create(probeName, "hash:ip", f == desired.IPv6); err != nil {
 		return nil, err
 	}
-	address := "127.0.0.1"
-	if f == desired.IPv6 {
-		address = "[::1]"
-	}
+	address := [...]string{desired.IPv4: "127.0.0.1", desired.IPv6: "[::1]"}[f]
 	var input []byte
 	for _, table := range chainTables {
 		var text []byte

@@ -223,10 +223,7 @@ func (w *ruleWriter) fromInside(c dataplane.Config, full *desired.Change, to str
 // filter writes the chains of the table filter that do not depend on Services.
 func (w *ruleWriter) filter(c dataplane.Config, liberal bool) {
 	unknownPort := w.in(setClusterIPs, "dst") + notLocalAddress // a node may have a ClusterIP on an interface
-	unreachable := "icmp-port-unreachable"
-	if w.family == desired.IPv6 {
-		unreachable = "icmp6-port-unreachable"
-	}
+	unreachable := [...]string{desired.IPv4: "icmp-port-unreachable", desired.IPv6: "icmp6-port-unreachable"}[w.family]
 	reject := func(match string) []string {
 		return []string{
 			"-p tcp " + match + "-j REJECT --reject-with tcp-reset",

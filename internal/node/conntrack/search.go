@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/slipstream-proxy/slipstream/internal/collect"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ctnetlink"
 )
@@ -52,7 +51,12 @@ func plan(flows []desired.StaleFlows) (searches []*search) {
 			}
 		}
 		for _, family := range []family{ipv4, ipv6} {
-			frontends, backends := keysOf(family, f.Frontends), set(collect.Set(ofFamily(family, f.Backends)))
+			frontends, backends := keysOf(family, f.Frontends), set{}
+			for _, b := range f.Backends {
+				if to := netip.AddrPortFrom(b.Addr().Unmap(), b.Port()); familyOf(to) == family {
+					backends[to] = true
+				}
+			}
 			if len(frontends) > 0 && (len(backends) > 0 || f.Only) {
 				to := &searches
 				if f.Protocol == desired.TCP {
@@ -100,19 +104,6 @@ func (s *search) addTo(to desired.FrontendKey) {
 		s.filter.to.portDiffers = true
 		s.ranges[to.Addr()] = append(s.ranges[to.Addr()], to)
 	}
-}
-
-// ofFamily returns the addresses and ports of one family.
-func ofFamily[T interface {
-	Addr() netip.Addr
-	Port() uint16
-}](f family, all []T) (out []netip.AddrPort) {
-	for _, t := range all {
-		if e := netip.AddrPortFrom(t.Addr().Unmap(), t.Port()); familyOf(e) == f {
-			out = append(out, e)
-		}
-	}
-	return out
 }
 
 func keysOf(f family, all []desired.FrontendKey) (out []desired.FrontendKey) {

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/mdlayher/netlink"
+	"github.com/slipstream-proxy/slipstream/internal/collect"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ctnetlink"
@@ -332,11 +333,7 @@ func (c *Counter) end(id uint32, served bool) {
 
 // count adds n to the number of open connections of a backend.
 func (c *Counter) count(x connection, n int) *tally {
-	t := c.loads[x.key]
-	if t == nil {
-		t = &tally{at: c.now}
-		c.loads[x.key] = t
-	}
+	t := collect.Entry(c.loads, x.key)
 	t.since(c.now)
 	t.Open += n
 	if x.early {

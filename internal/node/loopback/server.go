@@ -186,10 +186,7 @@ func (s *Server) open(p *port) {
 func (s *Server) listen(p *port) error {
 	var config net.ListenConfig
 	config.SetMultipathTCP(false)
-	family := "4"
-	if p.key.Addr().Is6() {
-		family = "6"
-	}
+	family := map[bool]string{true: "6", false: "4"}[p.key.Addr().Is6()]
 	if p.key.Protocol == desired.UDP {
 		conn, err := config.ListenPacket(s.end, "udp"+family, p.key.AddrPort.String())
 		if err != nil {

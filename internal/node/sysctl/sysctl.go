@@ -70,16 +70,12 @@ type parameter struct {
 
 // parameters are those to set.
 func (c Conntrack) parameters() (all []parameter) {
-	liberal := 0
-	if c.TCPBeLiberal {
-		liberal = 1
-	}
 	for _, p := range []parameter{
 		{"nf_conntrack_max", "proc/sys/net/netfilter/nf_conntrack_max", c.Max, true},
 		{"hashsize of nf_conntrack", "sys/module/nf_conntrack/parameters/hashsize", c.Max / entriesPerBucket, true},
 		{value: seconds(c.TCPEstablishedTimeout), name: "nf_conntrack_tcp_timeout_established"},
 		{value: seconds(c.TCPCloseWaitTimeout), name: "nf_conntrack_tcp_timeout_close_wait"},
-		{value: liberal, name: "nf_conntrack_tcp_be_liberal"},
+		{value: map[bool]int{true: 1}[c.TCPBeLiberal], name: "nf_conntrack_tcp_be_liberal"},
 		{value: seconds(c.UDPTimeout), name: "nf_conntrack_udp_timeout"},
 		{value: seconds(c.UDPStreamTimeout), name: "nf_conntrack_udp_timeout_stream"},
 	} {

@@ -79,10 +79,7 @@ func (svc *service) listen(addresses []netip.Addr, open func(network, address st
 		if svc.listeners[ip] != nil || !svc.wants(ip, addresses) {
 			continue
 		}
-		network := "tcp4"
-		if ip.Is6() {
-			network = "tcp6"
-		}
+		network := map[bool]string{true: "tcp6", false: "tcp4"}[ip.Is6()]
 		l, err := open(network, net.JoinHostPort(ip.String(), strconv.Itoa(int(svc.port))))
 		if err != nil {
 			failed = append(failed, err.Error())

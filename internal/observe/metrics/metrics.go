@@ -134,11 +134,7 @@ func (m *Metrics) OnHealth(reasons []string, read func() (problems []string, ent
 // Verified records the number of differences between the kernel's content and the desired
 // state that a comparison found.
 func (m *Metrics) Verified(differences int, at time.Time) {
-	result := verifySame
-	if differences > 0 {
-		result = verifyDifferent
-	}
-	m.verifyRuns.WithLabelValues(result).Inc()
+	m.verifyRuns.WithLabelValues(map[bool]string{true: verifyDifferent, false: verifySame}[differences > 0]).Inc()
 	m.verifyDifferences.Set(float64(differences))
 	m.verifyLastAt.Set(seconds(at))
 }

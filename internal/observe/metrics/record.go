@@ -39,11 +39,7 @@ func (m *Metrics) Programmed(full bool, families desired.Families, took time.Dur
 // Refused records that the kernel rejected a change or the full content. Like kube-proxy,
 // it records the duration too.
 func (m *Metrics) Refused(full bool, families desired.Families, took time.Duration) {
-	kind := Change
-	if full {
-		kind = Full
-	}
-	m.SyncFailures.WithLabelValues(kind).Inc()
+	m.SyncFailures.WithLabelValues(map[bool]string{true: Full, false: Change}[full]).Inc()
 	m.Programmed(full, families, took)
 	for f, affected := range families {
 		if !affected {

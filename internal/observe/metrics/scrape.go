@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/slipstream-proxy/slipstream/internal/collect"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 )
 
@@ -118,11 +119,7 @@ func (k *kernelCounters) total(series string, now uint64) float64 {
 	if k.series == nil {
 		k.series = map[string]*grown{}
 	}
-	g := k.series[series]
-	if g == nil {
-		g = &grown{}
-		k.series[series] = g
-	}
+	g := collect.Entry(k.series, series)
 	if now < g.last {
 		g.before += g.last
 	}

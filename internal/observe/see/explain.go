@@ -476,10 +476,7 @@ func (x *explainer) noFrontend() {
 // frontend names the frontend and the kernel's object for it.
 func (x *explainer) frontend() {
 	f := x.decision.Frontend
-	article := "a"
-	if strings.HasPrefix(f.Kind.String(), "e") {
-		article = "an"
-	}
+	article := map[bool]string{true: "an", false: "a"}[strings.HasPrefix(f.Kind.String(), "e")]
 	x.step("Frontend", x.detail.Object, "%s is %s %s of Service %s.", x.to, article, f.Kind, f.Service)
 	for _, p := range x.service.Ports {
 		for _, other := range p.Frontends {
@@ -578,10 +575,7 @@ func (x *explainer) pool() []desired.Candidate {
 			x.step("Endpoint", "", "And %d more.", len(all)-i)
 			break
 		}
-		where := ""
-		if x.here(c.Backend) {
-			where = ", on this node"
-		}
+		where := map[bool]string{true: ", on this node"}[x.here(c.Backend)]
 		if i := slices.IndexFunc(d.Port.Endpoints, func(e desired.EndpointView) bool { return e.Backend == c.Backend }); i >= 0 && d.Port.Endpoints[i].Warming > 0 {
 			where += fmt.Sprintf(", warming: it became ready a short time ago and has %d %% of its weight", d.Port.Endpoints[i].Warming)
 		}

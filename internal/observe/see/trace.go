@@ -469,10 +469,7 @@ func headerOf(b []byte) (t ctnetlink.Tuple) {
 func (t *tracer) show() {
 	hook, at, ended := "", ctnetlink.Tuple{}, map[bool]bool{}
 	for _, m := range t.messages {
-		packet := "The packet"
-		if m.reply {
-			packet = "The reply"
-		}
+		packet := map[bool]string{true: "The reply", false: "The packet"}[m.reply]
 		if h := m.header; h.Protocol != 0 && h != at {
 			if at = h; t.src.Port() == 0 && !m.reply {
 				t.src = h.Src // of a packet that was awaited

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/slipstream-proxy/slipstream/internal/collect"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath/flows"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ctnetlink"
@@ -301,21 +302,11 @@ func (t *traffic) count(f *flows.Flow, countNew bool) {
 	if !known {
 		more.Connections = 1
 	}
-	to := t.totals[f.Frontend()]
-	if to == nil {
-		to = &tally{}
-		t.totals[f.Frontend()] = to
-	}
+	to := collect.Entry(t.totals, f.Frontend())
 	to.add(more)
-	if to.backends == nil {
-		return
+	if to.backends != nil {
+		collect.Entry(to.backends, f.Backend).add(more)
 	}
-	b := to.backends[f.Backend]
-	if b == nil {
-		b = &tally{}
-		to.backends[f.Backend] = b
-	}
-	b.add(more)
 }
 
 // measure measures the rates.

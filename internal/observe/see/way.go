@@ -428,10 +428,7 @@ func (x *explainer) marked(rule, in string, hops []hop) {
 func (x *explainer) dropped(found map[firewall.Dropping][]string, all int, what, direction string) {
 	for _, d := range slices.SortedFunc(maps.Keys(found), func(a, b firewall.Dropping) int { return strings.Compare(a.Rule, b.Rule) }) {
 		endpoints := fmt.Sprintf("%s %s", direction, strings.Join(found[d], ", "))
-		suffix := ""
-		if !d.Certain {
-			suffix = ", if it matches, which depends on more than addresses and ports"
-		}
+		suffix := map[bool]string{false: ", if it matches, which depends on more than addresses and ports"}[d.Certain]
 		certain := d.Certain && len(found[d]) == all
 		switch d.Diverts {
 		case firewall.NotTracked:

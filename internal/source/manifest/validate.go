@@ -302,10 +302,7 @@ func warnings(o source.Object) (out []string) {
 		}
 	case *corev1.Service:
 		balanced := o.Spec.Type == corev1.ServiceTypeLoadBalancer
-		hint := ""
-		if balanced {
-			hint = " (allocateLoadBalancerNodePorts: false says that this is intended)"
-		}
+		hint := map[bool]string{true: " (allocateLoadBalancerNodePorts: false says that this is intended)"}[balanced]
 		allocate := o.Spec.AllocateLoadBalancerNodePorts
 		for i, p := range o.Spec.Ports {
 			if p.NodePort == 0 && (o.Spec.Type == corev1.ServiceTypeNodePort || balanced && (allocate == nil || *allocate)) {

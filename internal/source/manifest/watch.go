@@ -188,10 +188,7 @@ func (w *watch) list() (map[string]fs.FileInfo, error) {
 // unsettled returns after how long the directory and its files may be read, if they
 // have just changed.
 func (w *watch) unsettled(infos map[string]fs.FileInfo, now time.Time) (delay time.Duration) {
-	quiet := settle
-	if w.replaced {
-		quiet = settleBack
-	}
+	quiet := map[bool]time.Duration{true: settleBack, false: settle}[w.replaced]
 	for _, info := range infos {
 		// A time in the future says nothing, unless it has just become the present.
 		if d := quiet - now.Sub(info.ModTime()); d <= 2*quiet {

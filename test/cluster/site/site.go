@@ -43,11 +43,7 @@ func Start(ctx context.Context, o upstream.ControlPlaneOptions) (_ *Site, err er
 		return nil, err
 	}
 	s := &Site{Lab: l}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, s.Close())
-		}
-	}()
+	defer lab.OnError(&err, s.Close)
 	host, err := l.Host("control-plane", OnFabric(2)...)
 	if err != nil {
 		return nil, err

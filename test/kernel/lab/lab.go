@@ -169,3 +169,10 @@ func familyIndex(a netip.Addr) int {
 	}
 	return 1
 }
+
+// OnError closes what is only partly made if there is an error, when it is deferred.
+func OnError(err *error, close func() error) {
+	if *err != nil {
+		*err = errors.Join(*err, close())
+	}
+}

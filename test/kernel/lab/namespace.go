@@ -315,10 +315,7 @@ var (
 // copy the "default" values. A new namespace takes its IPv4 values from the root namespace, so
 // all are set.
 func (p profile) apply() error {
-	forward := "0"
-	if p.forward {
-		forward = "1"
-	}
+	forward := map[bool]string{true: "1", false: "0"}[p.forward]
 	required := [][2]string{
 		{"ipv4/ip_forward", forward}, // resets other values, so it is the first
 		{"ipv6/conf/all/forwarding", forward},

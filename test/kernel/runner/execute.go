@@ -17,6 +17,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/slipstream-proxy/slipstream/internal/collect"
 	"github.com/slipstream-proxy/slipstream/test/kernel/process"
 	"github.com/slipstream-proxy/slipstream/test/kernel/uml"
 )
@@ -164,11 +165,7 @@ func (r *packageRun) add(e event) {
 		}
 		return
 	}
-	t := r.tests[e.Test]
-	if t == nil {
-		t = &testRun{}
-		r.tests[e.Test] = t
-	}
+	t := collect.Entry(r.tests, e.Test)
 	// With -count a test has several outcomes: a failure stays, and a pass replaces a skip.
 	switch e.Action {
 	case "output":

@@ -148,10 +148,7 @@ const linesAtOnce = 12
 // summary returns a line for a package that ended on a kernel, and its failures.
 func (r packageRun) summary() string {
 	total := merge([]packageRun{r}, false)
-	status := "ok  "
-	if total.failed > 0 {
-		status = "FAIL"
-	}
+	status := map[bool]string{true: "FAIL", false: "ok  "}[total.failed > 0]
 	s := fmt.Sprintf("%s  %-24s %-28s %s (%v)\n", status, r.kernel, r.pkg, total, r.elapsed.Round(10*time.Millisecond))
 	for _, t := range total.with(failed) {
 		lines := strings.Split(strings.TrimSpace(t.details[0].text), "\n")

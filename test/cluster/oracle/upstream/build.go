@@ -74,10 +74,7 @@ func (r Release) Binary(ctx context.Context, name string, log Log) (string, erro
 		return "", fmt.Errorf("not in a module of this repository: %w", err)
 	}
 	module := filepath.Join(root, "test", "cluster", "oracle", string(r))
-	of := "k8s.io/kubernetes"
-	if r == CoreDNS {
-		of = "github.com/coredns/coredns"
-	}
+	of := map[bool]string{true: "github.com/coredns/coredns", false: "k8s.io/kubernetes"}[r == CoreDNS]
 	version, err := Go(ctx, module, "list", "-m", "-f", "{{.Version}}", of)
 	if err != nil {
 		return "", err

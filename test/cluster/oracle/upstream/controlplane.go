@@ -89,11 +89,7 @@ func StartControlPlane(ctx context.Context, o ControlPlaneOptions) (_ *ControlPl
 			return nil, err
 		}
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, c.Close())
-		}
-	}()
+	defer lab.OnError(&err, c.Close)
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	if err := c.StartEtcd(ctx); err != nil {
