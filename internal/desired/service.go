@@ -5,6 +5,7 @@ package desired
 import (
 	"fmt"
 	"net/netip"
+	"reflect"
 	"slices"
 	"time"
 
@@ -84,6 +85,15 @@ type port struct {
 	endpoints [families]*endpoints // nil without addresses of the family
 
 	external, restricted *[]Part // at other addresses, without and with source ranges
+}
+
+// same reports whether two specs are of versions of a Service that do not differ here.
+func (spec *serviceSpec) same(as *serviceSpec) bool {
+	a, b := *spec, *as
+	a.ports, a.sources, b.ports = nil, b.sources, nil
+	return reflect.DeepEqual(a, b) && slices.EqualFunc(spec.ports, as.ports, func(p, q *port) bool {
+		return p.portID == q.portID && p.nodePort == q.nodePort && (p.parts == nil || slices.Equal(*p.parts, *q.parts))
+	})
 }
 
 // has reports whether the Service has addresses of a family. Without a ClusterIP in a

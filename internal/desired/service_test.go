@@ -147,3 +147,30 @@ func TestAffinitySteps(t *testing.T) {
 		t.Errorf("%d different timeouts", len(steps))
 	}
 }
+
+// TestSameService: a version of a Service that differs in what does not matter here costs its parsing only.
+func TestSameService(t *testing.T) {
+	s := New(Config{NodeName: "n1"})
+	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "x", Name: "web"}, Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1", Ports: []corev1.ServicePort{{Port: 80}}}}
+	for i, c := range []struct {
+		what    string
+		edit    func()
+		differs bool
+	}{
+		{"the first version", func() {}, true},
+		{"another annotation", func() { svc.Annotations = map[string]string{"example.com/x": "y"} }, false},
+		{"a selector", func() { svc.Spec.Selector = map[string]string{"app": "web"} }, false},
+		{"a scheduler", func() { svc.Annotations[AnnotationScheduler] = "maglev" }, true},
+		{"a NodePort", func() { svc.Spec.Type, svc.Spec.Ports[0].NodePort = corev1.ServiceTypeNodePort, 30080 }, true},
+		{"a range", func() { svc.Annotations[AnnotationPortRanges] = "tcp/70-90" }, true},
+		{"a port in the range", func() { svc.Spec.Ports = append(svc.Spec.Ports, corev1.ServicePort{Name: "b", Port: 81}) }, true},
+		{"the last version", func() {}, false},
+	} {
+		c.edit()
+		s.SetService(svc.DeepCopy())
+		if differs := len(s.dirtyEndpoints) > 0; differs != c.differs {
+			t.Errorf("%d, %s: differs: %t", i, c.what, differs)
+		}
+		s.Change()
+	}
+}

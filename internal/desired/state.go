@@ -241,6 +241,9 @@ func (s *State) TakeBack() bool {
 // setSpec replaces a Service's spec.
 func (s *State) setSpec(name types.NamespacedName, spec *serviceSpec) {
 	svc := s.service(name)
+	if spec != nil && svc.wanted != nil && spec.same(svc.wanted) {
+		return
+	}
 	svc.wanted, svc.backends = spec, [families]int{}
 	for _, sl := range svc.slices {
 		svc.countBackends(sl, 1)

@@ -206,10 +206,10 @@ var Workloads = map[string]func(n int){
 			all = append(all, fmt.Sprint("tcp/", i+1))
 		}
 		s := New(Config{})
-		for range 3 {
+		for i := range 3 {
 			s.SetService(&corev1.Service{
 				ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "b", Annotations: map[string]string{AnnotationPortRanges: strings.Join(all, ",")}},
-				Spec:       corev1.ServiceSpec{ClusterIP: "10.96.0.1"},
+				Spec:       corev1.ServiceSpec{ClusterIP: fmt.Sprint("10.96.0.", i+1)},
 			})
 		}
 	},

@@ -282,7 +282,7 @@ func (p *Proxy) applyBatch(batch []source.Event) {
 	for _, e := range batch {
 		if e.Type == source.Synced {
 			p.synced = true
-		} else if p.state.Postpones(e.Object.GetNamespace()) {
+		} else if p.postpones(e.Object.GetNamespace()) {
 			p.held[source.Name(e.Object)] = e
 			continue
 		}
@@ -295,6 +295,19 @@ func (p *Proxy) applyBatch(batch []source.Event) {
 	if queued {
 		p.queued()
 	}
+}
+
+// mostRest is how many Service ports of a namespace may have a part left to the dataplane while further events apply.
+const mostRest = 8
+
+func (p *Proxy) postpones(namespace string) bool {
+	n := 0
+	for _, port := range p.rest {
+		if port.Namespace == namespace {
+			n++
+		}
+	}
+	return n > mostRest || p.state.Postpones(namespace)
 }
 
 // applyHeld applies the events that were held, but those of namespaces whose change goes on.
