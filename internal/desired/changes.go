@@ -46,12 +46,9 @@ func (s *State) changePools(c *Update, most int) (changed []*endpoints) {
 			e.dirty = e.waits || !e.complete() || s.moves[e] != nil
 			changed = append(changed, e)
 		}
-		if e.dirty {
-			e.late = e.late || !before[of]
+		if e.late = e.dirty && (e.late || !before[of]); e.dirty {
 			s.postponed[of] = s.postponed[of] || e.late
 			s.dirtyEndpoints = append(s.dirtyEndpoints, e)
-		} else {
-			e.late = false
 		}
 	}
 	return changed

@@ -331,8 +331,10 @@ func (e *endpoints) change(c *Update, s *State, most int) (n int) {
 			}
 		}
 	default:
-		if chosenAgain {
-			e.touchAll(first)
+		for i := 0; chosenAgain && i < len(e.entries); i++ {
+			if e.entries[i].flags.set(isTouched, true) || first {
+				e.touched = append(e.touched, e.entries[i].backend)
+			}
 		}
 		n = e.reportTouched(most/2, each, &changes, s)
 	}
@@ -353,14 +355,6 @@ const tableCost = 8
 
 // rest are entries that pools gain and lose, as far as they do still.
 type rest [2][]Backend
-
-func (e *endpoints) touchAll(first bool) {
-	for i := range e.entries {
-		if e.entries[i].flags.set(isTouched, true) || first {
-			e.touched = append(e.touched, e.entries[i].backend)
-		}
-	}
-}
 
 // reportTouched reports entries until pools gain a number, or lose as many, each with its slots.
 func (e *endpoints) reportTouched(most, each int, changes *[kinds]PoolChange, s *State) int {

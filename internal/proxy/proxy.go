@@ -297,9 +297,8 @@ func (p *Proxy) applyBatch(batch []source.Event) {
 	}
 }
 
-// mostRest is how many Service ports of a namespace may have a part left to the dataplane while further events apply.
-const mostRest = 8
-
+// postpones reports whether events of a namespace have to wait: for the rest of a change, or for slots of several of its
+// Service ports, which each further version could change again.
 func (p *Proxy) postpones(namespace string) bool {
 	n := 0
 	for _, port := range p.rest {
@@ -307,7 +306,7 @@ func (p *Proxy) postpones(namespace string) bool {
 			n++
 		}
 	}
-	return n > mostRest || p.state.Postpones(namespace)
+	return n > 1 || p.state.Postpones(namespace)
 }
 
 // applyHeld applies the events that were held, but those of namespaces whose change goes on.

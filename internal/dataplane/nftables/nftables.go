@@ -28,7 +28,8 @@ type Dataplane struct {
 
 	pools       dataplane.Pools[pool] // in the kernel
 	rests       map[desired.PoolID]*rest
-	spent       map[string]int                     // elements of slots that this Apply writes, by namespace; nil without a limit
+	spent       map[string]int // elements of slots that this Apply writes, by namespace, and how many it may
+	most        int
 	timeouts    [len(schemas)]map[uint32]int       // timeouts of session affinity that have a chain, with their frontends' number, or emptied
 	onDemand    [len(schemas)][2 * scopes]onDemand // by scope, those of ranges last
 	unsealed    *desired.Change                    // see sealRanges
@@ -83,7 +84,7 @@ func (b *Dataplane) Apply(ctx context.Context, change *desired.Change) (dataplan
 	}
 	b.batch.Reset()
 	b.chains.Reset()
-	b.spent = map[string]int{}
+	b.spent, b.most = map[string]int{}, b.config.Step
 	b.beginRanges(change, false)
 	b.write(change)
 	stats := b.stats()

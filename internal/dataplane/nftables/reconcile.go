@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"math"
 	"slices"
 	"strings"
 
@@ -52,7 +53,7 @@ func (b *Dataplane) Reconcile(ctx context.Context, full *desired.Change) (datapl
 func (b *Dataplane) reset(full *desired.Change) {
 	b.batch, b.chains, b.unsealed = nfnl.Batch{}, nfnl.Batch{}, nil
 	b.pools = make(dataplane.Pools[pool], 0, len(full.Pools))
-	b.rests, b.spent = map[desired.PoolID]*rest{}, nil
+	b.rests, b.spent, b.most = map[desired.PoolID]*rest{}, map[string]int{}, math.MaxInt
 	b.timeouts = [len(schemas)]map[uint32]int{{}, {}}
 	for f := range b.onDemand {
 		for i := range b.onDemand[f] {

@@ -66,11 +66,8 @@ func cost(slots ...dataplane.SlotChange) (n int) {
 func (b *Dataplane) step(p *pool, c *desired.PoolChange, draws int, by desired.Algorithm, all []dataplane.SlotChange) (now []dataplane.SlotChange) {
 	x := b.rests[c.ID]
 	if x == nil {
-		need := cost(all...)
-		if b.spent == nil || need <= b.config.Step-b.spent[c.Service.Namespace] {
-			if b.spent != nil {
-				b.spent[c.Service.Namespace] += need
-			}
+		if need := cost(all...); need <= b.most-b.spent[c.Service.Namespace] {
+			b.spent[c.Service.Namespace] += need
 			return all
 		}
 		x = &rest{has: slices.Clone(p.Slots)}
@@ -101,7 +98,7 @@ func (b *Dataplane) step(p *pool, c *desired.PoolChange, draws int, by desired.A
 		switch {
 		case i < len(first):
 			want = first[i]
-		case removed[want] && len(p.Slots) > 0:
+		case len(removed) > 0 && removed[want] && len(p.Slots) > 0:
 			want = p.Slots[i%len(p.Slots)]
 		}
 		if want != x.has[i] {
@@ -130,11 +127,7 @@ func (b *Dataplane) step(p *pool, c *desired.PoolChange, draws int, by desired.A
 	return append(now, b.take(p, c.ID, x, most)...)
 }
 
-func (x *rest) grow(n int) {
-	for len(x.has) < n {
-		x.has = append(x.has, desired.Backend{})
-	}
-}
+func (x *rest) grow(n int) { x.has = append(x.has, make([]desired.Backend, max(0, n-len(x.has)))...) }
 
 // write records the backend that a slot gets; zero for none.
 func (x *rest) write(i int, to desired.Backend) dataplane.SlotChange {
@@ -147,7 +140,7 @@ func (x *rest) write(i int, to desired.Backend) dataplane.SlotChange {
 // take returns the changes of the first slots that were left that there is room for.
 func (b *Dataplane) take(p *pool, id desired.PoolID, x *rest, most int) (now []dataplane.SlotChange) {
 	n, spent := 0, b.spent[x.service.Namespace]
-	for ; n < most && spent < b.config.Step; n++ {
+	for ; n < most && spent < b.most; n++ {
 		i := int(x.todo[n])
 		now = append(now, x.write(i, p.slot(i)))
 		spent += cost(now[n])
@@ -165,16 +158,9 @@ func (b *Dataplane) take(p *pool, id desired.PoolID, x *rest, most int) (now []d
 
 // continueRests takes from the slots that were left of pools that are not in this change.
 func (b *Dataplane) continueRests() {
-	if len(b.rests) == 0 {
-		return
-	}
-	changed := map[desired.PoolID]bool{}
-	for i := range b.writer.poolUpdates {
-		changed[b.writer.poolUpdates[i].id] = true
-	}
 	for _, id := range slices.Sorted(maps.Keys(b.rests)) {
 		x := b.rests[id]
-		if changed[id] || b.spent[x.service.Namespace] >= b.config.Step {
+		if b.spent[x.service.Namespace] >= b.most || slices.ContainsFunc(b.writer.poolUpdates, func(r poolUpdate) bool { return r.id == id }) {
 			continue
 		}
 		r := poolUpdate{id: id, schema: b.schemas[x.family], scopeSets: x.sets, before: noSelector, after: noSelector}
