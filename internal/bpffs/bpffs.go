@@ -67,10 +67,7 @@ func Mount() error {
 
 // Program reads the program that bpf2go has compiled for this machine's byte order.
 func Program(compiled fs.FS) (*ebpf.CollectionSpec, error) {
-	name := "program_bpfel.o"
-	if binary.NativeEndian.Uint16([]byte{0, 1}) == 1 {
-		name = "program_bpfeb.o"
-	}
+	name := map[bool]string{true: "program_bpfeb.o", false: "program_bpfel.o"}[binary.NativeEndian.Uint16([]byte{0, 1}) == 1]
 	object, err := fs.ReadFile(compiled, name)
 	if err != nil {
 		return nil, err

@@ -5,6 +5,7 @@ package iptables
 import (
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/iptchains"
+	"slices"
 )
 
 // Counts are numbers of rules, by address family (desired.IPv4, desired.IPv6) and table.
@@ -60,9 +61,8 @@ type PacketCounts struct {
 
 // PacketCounts reads the counters of rules. It can be called at any time, by any goroutine.
 func (b *Dataplane) PacketCounts() (c PacketCounts, err error) {
-	without := b.Without() // b.tables are the loop's
-	for _, f := range families {
-		if without[f] {
+	for _, f := range families { // b.tables are the loop's
+		if slices.ContainsFunc(b.missing, func(m dataplane.Missing) bool { return m.Family == f }) {
 			continue
 		}
 		byReason := map[string]uint64{}

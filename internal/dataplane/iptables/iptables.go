@@ -84,14 +84,6 @@ func (b *Dataplane) Variant() Variant { return b.variant }
 // Missing is what is known to be missing, without a probe.
 func (b *Dataplane) Missing() []dataplane.Missing { return b.missing }
 
-// Without are the families that are known to be left out.
-func (b *Dataplane) Without() (without desired.Families) {
-	for _, m := range b.missing {
-		without[m.Family] = true
-	}
-	return without
-}
-
 // Supports is a [desired.Config.Supports].
 func (b *Dataplane) Supports(a desired.Algorithm) error { return dataplane.OnlyRandom(a) }
 

@@ -184,11 +184,8 @@ func (v *View) status(ctx context.Context, patience time.Duration) (*Status, err
 	}
 	for _, t := range s.Tables {
 		if t.Limit > 0 && t.Entries*100 >= t.Limit*fullPercent {
-			remedy := "lower the timeouts, or find the clients that fill it"
-			if t.Name == conntrackTable {
-				remedy = "raise net.netfilter.nf_conntrack_max (conntrack.maxPerCore)"
-			}
-			problem("TableFull", remedy, "The table of %s is nearly full: %d of %d", t.Name, t.Entries, t.Limit)
+			remedies := map[bool]string{true: "raise net.netfilter.nf_conntrack_max (conntrack.maxPerCore)", false: "lower the timeouts, or find the clients that fill it"}
+			problem("TableFull", remedies[t.Name == conntrackTable], "The table of %s is nearly full: %d of %d", t.Name, t.Entries, t.Limit)
 		}
 	}
 	if v.Sockets != nil {

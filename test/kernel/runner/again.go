@@ -33,7 +33,7 @@ func (x executor) again(ctx context.Context, total result, runs []packageRun, ke
 	for _, t := range failures {
 		p := packages[slices.IndexFunc(packages, func(p testPackage) bool { return p.name == t.pkg })]
 		k := kernels[slices.IndexFunc(kernels, func(k kernel) bool { return k.label == t.details[0].kernel })]
-		x.opts.run = exactly(t.name)
+		x.opts.run = "^" + strings.ReplaceAll(regexp.QuoteMeta(t.name), "/", "$/^") + "$"
 		p.on(k).runs.Add(1)
 		if second := x.run(ctx, k, p); second.failed() || second.tests[t.name] == nil || second.tests[t.name].outcome != passed {
 			continue
@@ -53,13 +53,4 @@ func (r packageRun) forgive(name string) {
 			t.outcome, t.output = passed, nil
 		}
 	}
-}
-
-// exactly returns the pattern for -run that matches one test or subtest.
-func exactly(name string) string {
-	elements := strings.Split(name, "/")
-	for i, e := range elements {
-		elements[i] = "^" + regexp.QuoteMeta(e) + "$"
-	}
-	return strings.Join(elements, "/")
 }
