@@ -63,7 +63,7 @@ func TestVerify(t *testing.T) {
 			"+ fault: ip: chain masq has 0 rules instead of 2\n",
 		}},
 		{config.NFTables, "nft insert rule ip slipstream services drop", kerneltest.NFTBinary, []string{
-			"+ fault: ip: chains or rules were modified", "+ fault: ip: chain services has 7 rules instead of 6\n",
+			"+ fault: ip: chains or rules were modified", "+ fault: ip: chain services has 8 rules instead of 7\n",
 		}},
 		{config.IPVS, `
 			ipvsadm -d -t 10.96.0.10:80 -r 10.244.1.10:8080

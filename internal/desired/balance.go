@@ -186,7 +186,7 @@ func (p *pool) weights(a Algorithm, over bool, loads Loads) map[Backend]uint64 {
 	all := map[Backend]uint64{}
 	for i := range e.entries {
 		if en := &e.entries[i]; en.flags&p.kind.flag() != 0 {
-			all[en.backend] = max(1, uint64(en.weight)*factors[here(en)]) // it would be 0 if the next Change removes the entry
+			all[en.backend] = cmp.Or(uint64(en.weight)*factors[here(en)], DefaultWeight) // 0 if the next Change removes the entry
 		}
 	}
 	if len(e.warming) > 0 && e.port.service.slowStart() > 0 {

@@ -99,7 +99,7 @@ type PoolChange struct {
 	Weights []Weight
 
 	New  bool // the pool was added
-	Gone bool // the pool was deleted; Removed lists all of its backends
+	Gone bool // the pool was deleted; Removed lists the backends that it had
 }
 
 // Balance is how a pool's backend is chosen for a new connection.

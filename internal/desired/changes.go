@@ -19,10 +19,9 @@ func (s *State) Change() *Update {
 func (s *State) mostChange() int { return cmp.Or(s.config.NamespaceChange, MaxChange) }
 
 // MaxChange is how many backends and slots of a namespace one Change gives anew, about, so that others do not wait for
-// all of a large one. Of a Service port with more, a part is added and removed. A pool that comes does not wait, as
-// frontends refer to it, but begins with few backends, and none of its slots for algorithms and weights, if there is no
-// room.
-const MaxChange, fewBackends = 1 << 10, 16
+// all of a large one. Of a Service port with more, a part is added and removed. What new pools need for frontends that
+// were there before does not wait, but for slots for algorithms and weights; neither does a port with such slots that goes.
+const MaxChange = 1 << 10
 
 // Pending reports whether the last Change left something for the next.
 func (s *State) Pending() bool { return len(s.dirtyEndpoints) > 0 }
@@ -39,10 +38,14 @@ func (s *State) changePools(c *Update, most int) (changed []*endpoints) {
 	for _, e := range all {
 		of := e.port.name.Namespace
 		room := most - spent[of]
-		comes := slices.ContainsFunc(e.pools[:], func(p *pool) bool { return p != nil && !p.reported })
+		comes := slices.ContainsFunc(e.pools[:], func(p *pool) bool { return p != nil && !p.gone && (!p.reported || p.choice.class == classes) })
 		e.waits = (room <= 0 || s.moves[e] != nil) && (e.counted > 0 || !comes)
-		if e.dirty = e.waits; comes || !e.waits {
-			spent[of] += e.change(c, s, max(room, 2*fewBackends))
+		if comes || !e.waits {
+			if e.gone && e.written > 0 || comes && (e.told || s.succeeds(e)) {
+				s.moveWaiting(e, math.MaxInt)
+				room = math.MaxInt
+			}
+			spent[of] += e.change(c, s, max(room, 2))
 			e.dirty = e.waits || !e.complete() || s.moves[e] != nil
 			changed = append(changed, e)
 		}
@@ -54,11 +57,23 @@ func (s *State) changePools(c *Update, most int) (changed []*endpoints) {
 	return changed
 }
 
+// succeeds reports whether a new Service port has frontends that were there before.
+func (s *State) succeeds(e *endpoints) (has bool) {
+	s.eachClaim(e.port.service.spec, []*port{e.port}, func(key FrontendKey, _ AddressKind, _ *port) {
+		f := s.frontends[key]
+		has = has || f != nil && f.reported != nil
+	})
+	return has
+}
+
 // collect returns the difference from the last report, with at most so many backends and slots of a namespace, and
 // marks it as reported.
 func (s *State) collect(most int) *Update {
 	s.reportedLocal, s.reportedRanged = s.local(), s.ranged
-	s.moveWaiting(most)
+	for i := 0; len(s.moves) > 0 && i < len(s.dirtyEndpoints); i++ {
+		s.moveWaiting(s.dirtyEndpoints[i], most)
+	}
+	clear(s.moved)
 	s.keepBudgets()
 	s.placeLimits()
 	c := &Update{Change: Change{Local: s.reportedLocal, Ranges: s.ranged, Masquerade: s.config.masquerade()}}

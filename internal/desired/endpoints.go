@@ -133,38 +133,32 @@ func (svc *service) replaceSlice(s *State, from, to *slice) {
 // move is a slice that has another version.
 type move struct{ from, to *slice }
 
-// move is replaceSlice for one family of a port, which waits for a later change, but for a few endpoints of a new port,
-// if many endpoints of the namespace have moved since the last change.
+// move is replaceSlice for one family of a port. It waits for a later change if many endpoints of the namespace have moved
+// since the last one, but not for new endpoints, which frontends may already have.
 func (s *State) move(e *endpoints, from, to *slice) {
 	of := e.port.name.Namespace
 	has := func(sl *slice) bool { return sl != nil && sl.family == e.family }
-	switch {
+	switch i := slices.IndexFunc(s.moves[e], func(m move) bool { return from != nil && m.to == from }); {
 	case !has(from) && !has(to):
-		return
-	case s.moves[e] == nil && (!s.described || s.moved[of] < s.mostChange()):
+	case s.moves[e] == nil && (!e.told || s.moved[of] < s.mostChange()):
 		s.moved[of] += s.moveEndpoints(e, from, to)
-		return
-	case s.moves[e] == nil && from == nil && !e.told && len(to.endpoints) > fewBackends:
-		few, rest := *to, *to
-		few.endpoints, rest.endpoints = to.endpoints[:fewBackends], to.endpoints[fewBackends:]
-		s.moveEndpoints(e, nil, &few)
-		to = &rest
+	case i >= 0:
+		s.moves[e][i].to = to
+	default:
+		s.moves[e] = append(s.moves[e], move{from, to})
+		s.markDirty(e)
 	}
-	s.moves[e] = append(s.moves[e], move{from, to})
-	s.markDirty(e)
 }
 
-// moveWaiting moves endpoints that wait for it, about so many of a namespace.
-func (s *State) moveWaiting(most int) {
-	for _, e := range s.dirtyEndpoints {
-		if of := e.port.name.Namespace; len(s.moves) > 0 && s.moved[of] < most {
-			for _, m := range s.moves[e] {
-				s.moved[of] += s.moveEndpoints(e, m.from, m.to)
-			}
-			delete(s.moves, e)
-		}
+// moveWaiting moves endpoints that wait for it, until so many of their namespace have moved.
+func (s *State) moveWaiting(e *endpoints, most int) {
+	of, moves := e.port.name.Namespace, s.moves[e]
+	for ; len(moves) > 0 && s.moved[of] < most; moves = moves[1:] {
+		s.moved[of] += s.moveEndpoints(e, moves[0].from, moves[0].to)
 	}
-	clear(s.moved)
+	if s.moves[e] = moves; len(moves) == 0 {
+		delete(s.moves, e)
+	}
 }
 
 // moveEndpoints is replaceSlice for one family of a port. It returns the number of endpoints that differ.

@@ -137,6 +137,7 @@ type Proxy struct {
 	shrunk       map[desired.PoolID]time.Time
 	verification *Verification
 	rest         []desired.ServicePort // see dataplane.Stats
+	behind       map[string]time.Time  // since when events of a namespace wait for rest
 	failed       string                // why the last sync failed; "" if it did not
 
 	refused  types.NamespacedName   // the Service that the last refusal was about
@@ -154,6 +155,7 @@ func New(s source.Source, st *desired.State, b dataplane.Programmer, m *metrics.
 		full:      true,
 		shrunk:    map[desired.PoolID]time.Time{},
 		held:      map[string]source.Event{},
+		behind:    map[string]time.Time{},
 		policies:  policies{labels: map[string]uint64{}, seed: maphash.MakeSeed()},
 		backoff:   newBackoff(),
 		pace:      pace{look: o.Readers},
@@ -297,8 +299,8 @@ func (p *Proxy) applyBatch(batch []source.Event) {
 	}
 }
 
-// postpones reports whether events of a namespace have to wait: for the rest of a change, or for slots of several of its
-// Service ports, which each further version could change again.
+// postpones reports whether events of a namespace have to wait: for the rest of a change, or, for a second at most, for
+// slots of several of its pools, which each further version could change again.
 func (p *Proxy) postpones(namespace string) bool {
 	n := 0
 	for _, port := range p.rest {
@@ -306,7 +308,14 @@ func (p *Proxy) postpones(namespace string) bool {
 			n++
 		}
 	}
-	return n > 1 || p.state.Postpones(namespace)
+	if n <= 1 {
+		delete(p.behind, namespace)
+		return p.state.Postpones(namespace)
+	}
+	if p.behind[namespace].IsZero() {
+		p.behind[namespace] = time.Now()
+	}
+	return time.Since(p.behind[namespace]) < time.Second || p.state.Postpones(namespace)
 }
 
 // applyHeld applies the events that were held, but those of namespaces whose change goes on.

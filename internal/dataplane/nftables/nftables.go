@@ -195,7 +195,7 @@ func (b *Dataplane) updatePools(change *desired.Change) {
 			p.Slots, r.all = c.Added, c.Added
 		} else {
 			if x := b.rests[c.ID]; x != nil && x.sets != p.sets { // of a former pool, which is in other sets
-				b.spent[x.service.Namespace] -= len(x.todo)
+				b.spent[x.service.Namespace] = b.most - len(x.todo) // there is room for all
 				w.poolUpdates = append(w.poolUpdates, poolUpdate{id: c.ID, schema: b.schemas[x.family], scopeSets: x.sets, before: noSelector, after: noSelector, slots: b.take(&pool{}, c.ID, x, len(x.todo))})
 			}
 			r.slots = b.step(p, c, draws, by, p.Update(c))

@@ -43,6 +43,8 @@ func drawnBelow(n int, by desired.Algorithm) int {
 	return pickSize(n)
 }
 
+var none desired.Backend
+
 // slot returns the backend that a slot shall have; zero for none.
 func (p *pool) slot(i int) (b desired.Backend) {
 	if i < len(p.Slots) {
@@ -77,8 +79,9 @@ func (b *Dataplane) step(p *pool, c *desired.PoolChange, draws int, by desired.A
 		}
 	}
 	x.service, x.family, x.sets, x.draws, x.by = c.Service, c.Family, p.sets, draws, by
-	var first []desired.Backend // a new pool chooses one of its backends at random until its table is complete
-	if c.New {
+	var first []desired.Backend // a pool without backends chooses one at random until its table is complete
+	fresh := c.New || draws == 0
+	if fresh {
 		has := make(map[desired.Backend]bool, len(c.Added))
 		for _, s := range p.Slots {
 			if !has[s] {
@@ -98,7 +101,7 @@ func (b *Dataplane) step(p *pool, c *desired.PoolChange, draws int, by desired.A
 		switch {
 		case i < len(first):
 			want = first[i]
-		case len(removed) > 0 && removed[want] && len(p.Slots) > 0:
+		case (fresh && want != none || len(removed) > 0 && removed[want]) && len(p.Slots) > 0: // also what was there before
 			want = p.Slots[i%len(p.Slots)]
 		}
 		if want != x.has[i] {
@@ -131,7 +134,6 @@ func (x *rest) grow(n int) { x.has = append(x.has, make([]desired.Backend, max(0
 
 // write records the backend that a slot gets; zero for none.
 func (x *rest) write(i int, to desired.Backend) dataplane.SlotChange {
-	none := desired.Backend{}
 	s := dataplane.SlotChange{Slot: i, Old: x.has[i], New: to, Had: x.has[i] != none, Has: to != none}
 	x.has[i] = to
 	return s

@@ -77,7 +77,7 @@ func (k *kernel) drawn() (all map[uint32]map[desired.Backend]bool, elements int)
 // draw from slots that are there and have backends of the pool, and no others. It writes few elements unless backends are
 // removed. In the end the kernel has all tables, and nothing of those that went.
 func TestTablesInParts(t *testing.T) {
-	const step, services, hosts = 60, 4, 12
+	const step, services, hosts = 60, 8, 12
 	seed := rand.Uint64()
 	r := rand.New(rand.NewPCG(seed, 0))
 	t.Log("seed", seed)
@@ -114,25 +114,29 @@ func TestTablesInParts(t *testing.T) {
 	}
 	var all [1 + services][]uint8
 	for i := 1; rests < 600; {
-		if r.IntN(4) == 0 {
-			i = 1 + r.IntN(services)
-		}
 		removes := false
-		switch r.IntN(8) {
-		case 0:
-			all[i] = nil
-			s.DeleteService("default", fmt.Sprint("web-", i))
-			for h := range hosts {
-				s.DeleteEndpointSlice("default", fmt.Sprint("web-", i, "-", h))
+		for range 1 + r.IntN(3)*r.IntN(2) {
+			if r.IntN(4) == 0 {
+				i = 1 + r.IntN(services)
 			}
-		default:
 			weights := make([]uint8, hosts)
 			for h := range weights {
 				weights[h] = []uint8{0, 17, 17, 17, 34, 51}[r.IntN(6)]
 				removes = removes || weights[h] == 0 && len(all[i]) > 0 && all[i][h] > 0
 			}
-			all[i] = weights
-			tableOf(s, i, []string{"maglev", "mh", "random", "random", "rr"}[r.IntN(5)], weights)
+			switch r.IntN(8) {
+			case 0:
+				all[i] = nil
+				s.DeleteService("default", fmt.Sprint("web-", i))
+				fallthrough
+			case 1:
+				clear(weights) // no endpoint
+				removes = true
+			}
+			if all[i] != nil || weights[0] > 0 {
+				all[i] = weights
+				tableOf(s, i, []string{"maglev", "mh", "random", "random", "rr"}[r.IntN(5)], weights)
+			}
 		}
 		apply(removes)
 	}
