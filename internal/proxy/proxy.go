@@ -545,7 +545,9 @@ func (p *Proxy) apply(ctx context.Context, c *desired.Change) error {
 		p.metrics.Refused(p.full, about, took)
 		return err
 	}
-	p.rest = stats.Rest
+	if p.rest = stats.Rest; len(p.rest) == 0 {
+		clear(p.behind)
+	}
 	p.report(stats.Refused)
 	p.shrink(c, start)
 	p.metrics.ReaderWait.Add(p.pace.committed(*p.lateness.since.Load(), time.Now()).Seconds())
