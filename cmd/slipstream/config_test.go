@@ -25,7 +25,7 @@ oomScoreAdj: 77
 conntrack: {maxPerCore: 0, tcpCloseWaitTimeout: 7m, tcpEstablishedTimeout: 0s, udpTimeout: 33s, tcpBeLiberal: true}
 logging: {format: json, verbosity: 2}
 ---
-apiVersion: slipstream.config/v1alpha1
+apiVersion: slipstream.config/v1beta1
 kind: SlipstreamConfiguration
 manifests: %s
 checkPeriod: 100ms

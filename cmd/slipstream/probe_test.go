@@ -98,7 +98,7 @@ func TestFallBack(t *testing.T) {
 	configure := func(mode string) {
 		s.check(os.WriteFile(file, fmt.Appendf(nil, `{apiVersion: kubeproxy.config.k8s.io/v1alpha1, kind: KubeProxyConfiguration, mode: %q, metricsBindAddress: "127.0.0.1:10249", conntrack: {maxPerCore: 0}}
 ---
-{apiVersion: slipstream.config/v1alpha1, kind: SlipstreamConfiguration, manifests: %s}
+{apiVersion: slipstream.config/v1beta1, kind: SlipstreamConfiguration, manifests: %s}
 `, mode, s.dir), 0o644))
 	}
 	configure("nftables")
@@ -147,7 +147,7 @@ func TestHashMissing(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	s.check(os.WriteFile(file, fmt.Appendf(nil, `{apiVersion: kubeproxy.config.k8s.io/v1alpha1, kind: KubeProxyConfiguration, mode: nftables, conntrack: {maxPerCore: 0}}
 ---
-{apiVersion: slipstream.config/v1alpha1, kind: SlipstreamConfiguration, scheduler: maglev, manifests: %s}
+{apiVersion: slipstream.config/v1beta1, kind: SlipstreamConfiguration, scheduler: maglev, manifests: %s}
 `, s.dir), 0o644))
 	_, stop := s.startLacking("hash", "--config", file)
 	s.untilReached("web-0", "web-1")
@@ -190,7 +190,7 @@ func TestUnprivileged(t *testing.T) {
 	s := newSite(t)
 	s.save("web.yaml", web(0))
 	file := filepath.Join(t.TempDir(), "config.yaml")
-	s.check(os.WriteFile(file, []byte("{apiVersion: slipstream.config/v1alpha1, kind: SlipstreamConfiguration, manifests: "+s.dir+"}"), 0o644))
+	s.check(os.WriteFile(file, []byte("{apiVersion: slipstream.config/v1beta1, kind: SlipstreamConfiguration, manifests: "+s.dir+"}"), 0o644))
 	for _, command := range []string{"run", "verify"} {
 		var out bytes.Buffer
 		cmd := s.command(command, "--config", file, "--hostname-override", "n1")

@@ -105,7 +105,7 @@ func (o *runFlags) run(cmd *cobra.Command) error {
 	defer klog.Flush()
 	log := klog.FromContext(cmd.Context())
 	for _, n := range notes {
-		log.V(n.Verbosity).Info("Configuration", "field", n.Field, "note", n.Text)
+		log.V(n.Verbosity).Info("Configuration", "file", o.file, "field", n.Field, "note", n.Text)
 	}
 	if o.cleanup {
 		return cleanUp(cmd.Context(), c.ExcludeCIDRs(), false)

@@ -201,7 +201,7 @@ hostnameOverride: of-file
 clusterCIDR: 10.0.0.0/8
 logging: {verbosity: 1, vmodule: [{filePattern: of_file, verbosity: 1}]}
 ---
-apiVersion: slipstream.config/v1alpha1
+apiVersion: slipstream.config/v1beta1
 kind: SlipstreamConfiguration
 checkPeriod: 1s
 minSyncPeriod: 1s
@@ -271,7 +271,7 @@ func TestFastPathMistakes(t *testing.T) {
 		"engine: xdp":                        `fastPath.engine: Invalid value: "xdp": engine "xdp": is none of flowtable, ebpf and auto`,
 		"hardwareOffload: maybe":             `fastPath.hardwareOffload: Invalid value: "maybe": hardware offload "maybe": is none of auto, on and off`,
 	} {
-		text = "apiVersion: slipstream.config/v1alpha1\nkind: SlipstreamConfiguration\nfastPath: {" + text + "}\n"
+		text = "apiVersion: slipstream.config/v1beta1\nkind: SlipstreamConfiguration\nfastPath: {" + text + "}\n"
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}

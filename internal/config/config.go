@@ -2,7 +2,7 @@
 
 // Package config is the configuration of "slipstream run": kube-proxy's configuration
 // (kubeproxy.config.k8s.io/v1alpha1), as kubeadm writes it, and a second document with
-// Slipstream's own settings (slipstream.config/v1alpha1), which may be in the same file.
+// Slipstream's own settings (slipstream.config/v1beta1), which may be in the same file.
 //
 // A configuration is decoded, completed with defaults, and validated, in this order. Each
 // step is a separate function, since flags are applied between the second and the third.

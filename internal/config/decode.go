@@ -78,6 +78,7 @@ var strict = func() runtime.Decoder {
 	scheme := runtime.NewScheme()
 	utilruntime.Must(kubeproxy.AddToScheme(scheme))
 	scheme.AddKnownTypes(GroupVersion, &SlipstreamConfiguration{})
+	scheme.AddKnownTypes(formerVersion, &SlipstreamConfiguration{})
 	return json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme, scheme, json.SerializerOptions{Yaml: true, Strict: true})
 }()
 
@@ -110,7 +111,10 @@ func (c *Config) decode(text []byte) (kind string, notes []Note, err error) {
 		return kubeProxyKind, notes, nil
 	case *SlipstreamConfiguration:
 		c.Slipstream = *o
-		return SlipstreamKind, nil, err
+		if meta.APIVersion != GroupVersion.String() {
+			notes = append(notes, Note{Field: "apiVersion", Text: meta.APIVersion + " is deprecated, and read as " + GroupVersion.String() + ", with the same fields"})
+		}
+		return SlipstreamKind, notes, err
 	}
 	return "", nil, fmt.Errorf("%s is not a configuration", meta.Kind)
 }

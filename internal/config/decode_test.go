@@ -7,9 +7,11 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	componentbase "k8s.io/component-base/config/v1alpha1"
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
 	"sigs.k8s.io/yaml"
@@ -107,7 +109,7 @@ func TestDefaults(t *testing.T) {
 
 const (
 	kubeProxyDoc  = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
-	slipstreamDoc = "apiVersion: slipstream.config/v1alpha1\nkind: SlipstreamConfiguration\n"
+	slipstreamDoc = "apiVersion: slipstream.config/v1beta1\nkind: SlipstreamConfiguration\n"
 )
 
 // TestDecodeErrors checks that all errors are reported together.
@@ -157,7 +159,7 @@ func FuzzDecode(f *testing.F) {
 		}
 		f.Add(data)
 	}
-	f.Add([]byte("--- {kind: SlipstreamConfiguration, apiVersion: slipstream.config/v1alpha1}\n---\n%YAML 1.1\n...\n"))
+	f.Add([]byte("--- {kind: SlipstreamConfiguration, apiVersion: slipstream.config/v1beta1}\n---\n%YAML 1.1\n...\n"))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		if len(data) > 1<<14 {
 			t.Skip()
@@ -179,4 +181,66 @@ func FuzzDecode(f *testing.F) {
 			t.Errorf("%v\n%s\nis written, and read as\n%s", err, text, back)
 		}
 	})
+}
+
+// TestFormerVersion checks that a document of v1alpha1 means what it means as v1beta1, with every field of the type and
+// with none, that it is written as v1beta1, and that only the former version has a note.
+func TestFormerVersion(t *testing.T) {
+	var all SlipstreamConfiguration
+	setAll(t, reflect.ValueOf(&all).Elem())
+	all.Kind = SlipstreamKind
+	for _, c := range []SlipstreamConfiguration{all, {TypeMeta: metav1.TypeMeta{Kind: SlipstreamKind}}} {
+		var written [][]byte
+		for version, deprecated := range map[string]bool{"v1alpha1": true, "v1beta1": false} {
+			c.APIVersion = "slipstream.config/" + version
+			text, err := yaml.Marshal(c)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, notes, err := Decode([]byte(kubeProxyDoc + "mode: nftables\n---\n" + string(text)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if noted := len(notes) == 1 && strings.Contains(notes[0].String(), "apiVersion: slipstream.config/v1alpha1 is deprecated"); noted != deprecated || !noted && len(notes) > 0 {
+				t.Errorf("%s: notes %v", version, notes)
+			}
+			c.APIVersion = "slipstream.config/v1beta1"
+			if c.Manifests != "" && !reflect.DeepEqual(got.Slipstream, c) {
+				t.Errorf("%s: read as %+v, want %+v", version, got.Slipstream, c)
+			}
+			out, err := got.YAML()
+			if err != nil || !bytes.Contains(out, []byte("\napiVersion: slipstream.config/v1beta1\n")) {
+				t.Errorf("%s is written (%v) as\n%s", version, err, out)
+			}
+			written = append(written, out)
+		}
+		if !bytes.Equal(written[0], written[1]) {
+			t.Errorf("the versions differ:\n%s\n%s", written[0], written[1])
+		}
+	}
+}
+
+// setAll sets all fields to values that are no defaults.
+func setAll(t *testing.T, v reflect.Value) {
+	t.Helper()
+	switch v.Kind() {
+	case reflect.Struct:
+		for _, field := range v.Fields() {
+			setAll(t, field)
+		}
+	case reflect.Pointer:
+		v.Set(reflect.New(v.Type().Elem()))
+		setAll(t, v.Elem())
+	case reflect.Slice:
+		v.Set(reflect.MakeSlice(v.Type(), 1, 1))
+		setAll(t, v.Index(0))
+	case reflect.String:
+		v.SetString("other")
+	case reflect.Bool:
+		v.SetBool(true)
+	case reflect.Int, reflect.Int64:
+		v.SetInt(7)
+	default:
+		t.Fatalf("a field is of the kind %v", v.Kind())
+	}
 }

@@ -117,7 +117,9 @@ func WithPort(address string, port int) string {
 // inherit copies settings that a mode has not set from another mode.
 func inherit(to, from perMode) {
 	*to.masqueradeAll = *to.masqueradeAll || *from.masqueradeAll
-	set(to.masqueradeBit, copied(*from.masqueradeBit))
+	if bit := *from.masqueradeBit; bit != nil {
+		set(to.masqueradeBit, ptr.To(*bit))
+	}
 	set(to.syncPeriod, *from.syncPeriod)
 	set(to.minSyncPeriod, *from.minSyncPeriod)
 }

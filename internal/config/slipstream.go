@@ -4,20 +4,21 @@ package config
 
 import (
 	"encoding/json"
-	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/utils/ptr"
 )
 
 // SlipstreamKind is the kind of a document with Slipstream's own settings.
 const SlipstreamKind = "SlipstreamConfiguration"
 
-// GroupVersion is the API group and version of a document with Slipstream's own
-// settings.
-var GroupVersion = schema.GroupVersion{Group: "slipstream.config", Version: "v1alpha1"}
+// GroupVersion is the API group and version of a document with Slipstream's own settings. Documents of the former
+// version, which has the same fields, are read too.
+var (
+	GroupVersion  = schema.GroupVersion{Group: "slipstream.config", Version: "v1beta1"}
+	formerVersion = schema.GroupVersion{Group: GroupVersion.Group, Version: "v1alpha1"}
+)
 
 // SlipstreamConfiguration has the settings that kube-proxy's configuration has no fields
 // for. It is decoded strictly: unknown fields are errors. docs/configuration.md describes the
@@ -86,22 +87,5 @@ func (s *Switch) UnmarshalJSON(data []byte) error {
 	return json.Unmarshal(data, (*string)(s))
 }
 
-// DeepCopyObject returns a deep copy.
-func (c *SlipstreamConfiguration) DeepCopyObject() runtime.Object {
-	out := *c
-	out.MinSyncPeriod = copied(c.MinSyncPeriod)
-	out.CheckPeriod = copied(c.CheckPeriod)
-	out.VerifyPeriod = copied(c.VerifyPeriod)
-	out.FastPath.OffloadPacketThreshold = copied(c.FastPath.OffloadPacketThreshold)
-	out.FastPath.ExcludeAddresses = slices.Clone(c.FastPath.ExcludeAddresses)
-	out.FastPath.ExcludeMarks = slices.Clone(c.FastPath.ExcludeMarks)
-	out.FastPath.ExcludeDSCP = slices.Clone(c.FastPath.ExcludeDSCP)
-	return &out
-}
-
-func copied[T any](p *T) *T {
-	if p == nil {
-		return nil
-	}
-	return ptr.To(*p)
-}
+// DeepCopyObject is for the decoder, which copies nothing.
+func (c *SlipstreamConfiguration) DeepCopyObject() runtime.Object { return c }

@@ -85,7 +85,7 @@ func TestFindings(t *testing.T) {
 		// The fast path.
 		{name: "fast path by default", config: "mode: nftables", to: n, about: "fast-path", want: []string{"differs after 20 packets ~ offloadPacketThreshold to 0"}},
 		{name: "fast path skips", config: "mode: nftables", to: n, in: Input{Skips: skips}, about: "fast-path", want: []string{"differs can match stay off it: limits: x; marks: y. ~ offloadPacketThreshold to 0"}},
-		{name: "fast path skips all", config: "mode: nftables\n---\n{apiVersion: slipstream.config/v1alpha1, kind: SlipstreamConfiguration, fastPath: {bypass: all}}", to: n, in: Input{Skips: skips}, about: "fast-path", want: []string{"differs have no effect on its packets then: limits: x; marks: y; drops: z. ~ offloadPacketThreshold"}},
+		{name: "fast path skips all", config: "mode: nftables\n---\n{apiVersion: slipstream.config/v1beta1, kind: SlipstreamConfiguration, fastPath: {bypass: all}}", to: n, in: Input{Skips: skips}, about: "fast-path", want: []string{"differs have no effect on its packets then: limits: x; marks: y; drops: z. ~ offloadPacketThreshold"}},
 		{name: "fast path off", config: "mode: nftables" + slow, to: n, about: "fast-path"},
 		// Algorithms.
 		{name: "rr by default", config: "mode: ipvs", to: n, about: "scheduler", want: []string{"differs scheduler rr; now they are chosen at random. ~ Set scheduler"}, not: []string{"scheduler:"}},
@@ -96,11 +96,11 @@ func TestFindings(t *testing.T) {
 		{name: "sed", config: "mode: ipvs\nipvs: {scheduler: sed}", to: n, about: "scheduler", want: []string{"differs lc takes its place"}, configured: []string{"scheduler: lc"}},
 		{name: "sh", config: "mode: ipvs\nipvs: {scheduler: sh}", to: n, about: "scheduler", want: []string{"differs scheduler sh; now they are chosen at random, not by a Maglev table. For every Service, it takes 0.4 to 6.5 MB of kernel memory ~ slipstream.io/scheduler: maglev"}, configured: []string{"\nscheduler: random\n"}},
 		{name: "mh", config: "mode: ipvs\nipvs: {scheduler: mh}", to: n, about: "scheduler", want: []string{"differs scheduler mh; now they are chosen at random, not by a Maglev table. For every Service"}, configured: []string{"\nscheduler: random\n"}},
-		{name: "own sh", config: "mode: ipvs\nipvs: {scheduler: sh}\n---\n{apiVersion: slipstream.config/v1alpha1, kind: SlipstreamConfiguration, scheduler: sh}", to: n, about: "scheduler", want: []string{"differs Afterwards few clients move when endpoints change. For every Service, it takes 0.4 to 6.5 MB of kernel memory"}, configured: []string{"\nscheduler: sh\n"}},
+		{name: "own sh", config: "mode: ipvs\nipvs: {scheduler: sh}\n---\n{apiVersion: slipstream.config/v1beta1, kind: SlipstreamConfiguration, scheduler: sh}", to: n, about: "scheduler", want: []string{"differs Afterwards few clients move when endpoints change. For every Service, it takes 0.4 to 6.5 MB of kernel memory"}, configured: []string{"\nscheduler: sh\n"}},
 		{name: "dh", config: "mode: ipvs\nipvs: {scheduler: dh}", to: n, about: "scheduler", want: []string{"differs now they are chosen at random."}, configured: []string{"scheduler: random"}},
 		{name: "lblc", config: "mode: ipvs\nipvs: {scheduler: lblc}", to: n, about: "scheduler", want: []string{"differs now they are chosen at random."}, configured: []string{"scheduler: random"}},
-		{name: "sh without hash", config: "mode: ipvs\nipvs: {scheduler: sh}\n---\n{apiVersion: slipstream.config/v1alpha1, kind: SlipstreamConfiguration, scheduler: sh}", to: n, in: Input{Probe: probe(map[string]Kernel{n: {NoAlgorithm: errors.New("cannot hash")}})}, about: "scheduler", want: []string{"differs now they are chosen at random: cannot hash."}},
-		{name: "own scheduler", config: "mode: ipvs\nipvs: {scheduler: lc}\n---\n{apiVersion: slipstream.config/v1alpha1, kind: SlipstreamConfiguration, scheduler: rr}", to: n, about: "scheduler", want: []string{"same rr takes the place"}, configured: []string{"\nscheduler: rr\n"}},
+		{name: "sh without hash", config: "mode: ipvs\nipvs: {scheduler: sh}\n---\n{apiVersion: slipstream.config/v1beta1, kind: SlipstreamConfiguration, scheduler: sh}", to: n, in: Input{Probe: probe(map[string]Kernel{n: {NoAlgorithm: errors.New("cannot hash")}})}, about: "scheduler", want: []string{"differs now they are chosen at random: cannot hash."}},
+		{name: "own scheduler", config: "mode: ipvs\nipvs: {scheduler: lc}\n---\n{apiVersion: slipstream.config/v1beta1, kind: SlipstreamConfiguration, scheduler: rr}", to: n, about: "scheduler", want: []string{"same rr takes the place"}, configured: []string{"\nscheduler: rr\n"}},
 		{name: "lc to iptables", config: "mode: ipvs\nipvs: {scheduler: lc}", to: i, about: "scheduler", want: []string{"differs scheduler lc; now they are chosen at random. ~ nftables mode"}, not: []string{"SlipstreamConfiguration"}},
 		{name: "lc to ipvs", config: "mode: ipvs\nipvs: {scheduler: lc}", to: v, about: "scheduler"},
 		{name: "random to ipvs", config: "mode: iptables", to: v, about: "scheduler", want: []string{"differs IPVS scheduler rr, not at random"}},
@@ -314,14 +314,14 @@ func TestReport(t *testing.T) {
 func TestParse(t *testing.T) {
 	for text, want := range map[string]string{
 		"a: b": "kind: is missing",
-		"{apiVersion: slipstream.config/v1alpha1, kind: SlipstreamConfiguration}":                "no KubeProxyConfiguration",
+		"{apiVersion: slipstream.config/v1beta1, kind: SlipstreamConfiguration}":                 "no KubeProxyConfiguration",
 		"{apiVersion: kubeproxy.config.k8s.io/v1alpha1, kind: KubeProxyConfiguration, mode: xy}": "mode",
 	} {
 		if _, err := Parse([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", text, err)
 		}
 	}
-	c := kubeProxy(t, "mode: ipvs\nipvs: {scheduler: lc}\n---\n{apiVersion: slipstream.config/v1alpha1, kind: SlipstreamConfiguration, scheduler: nearest, resetDeletedNodes: true}")
+	c := kubeProxy(t, "mode: ipvs\nipvs: {scheduler: lc}\n---\n{apiVersion: slipstream.config/v1beta1, kind: SlipstreamConfiguration, scheduler: nearest, resetDeletedNodes: true}")
 	text, err := c.For(config.NFTables, nil)
 	if err != nil || !strings.Contains(text, "scheduler: nearest") || !strings.Contains(text, "resetDeletedNodes: true") {
 		t.Errorf("%v:\n%s", err, text)

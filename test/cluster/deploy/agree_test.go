@@ -138,7 +138,7 @@ resources: {limits: {memory: 1Gi}}
 		t.Errorf("KubeProxyConfiguration is %v", proxy)
 	}
 	own := config["SlipstreamConfiguration"].(map[string]any)
-	if own["apiVersion"] != "slipstream.config/v1alpha1" || !reflect.DeepEqual(own["fastPath"], map[string]any{"offloadPacketThreshold": 7.}) {
+	if own["apiVersion"] != "slipstream.config/v1beta1" || !reflect.DeepEqual(own["fastPath"], map[string]any{"offloadPacketThreshold": 7.}) {
 		t.Errorf("SlipstreamConfiguration is %v", own)
 	}
 	if !strings.Contains(data["kubeconfig.conf"], "server: https://192.0.2.1:6443") {

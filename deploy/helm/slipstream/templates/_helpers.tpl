@@ -21,6 +21,6 @@ app.kubernetes.io/component: service-proxy
 {{- toYaml (mergeOverwrite $chart .Values.config) }}
 {{- with .Values.slipstream }}
 ---
-{{ toYaml (mergeOverwrite (dict "apiVersion" "slipstream.config/v1alpha1" "kind" "SlipstreamConfiguration") .) }}
+{{ toYaml (mergeOverwrite (dict "apiVersion" "slipstream.config/v1beta1" "kind" "SlipstreamConfiguration") .) }}
 {{- end }}
 {{- end }}
