@@ -133,13 +133,17 @@ func (p *Pool) Update(c *desired.PoolChange) []SlotChange {
 	if p.Algorithm == desired.RoundRobin {
 		return p.set(inTurn(slots))
 	}
-	var surplus []int
-	for i, b := range p.Slots {
-		if slots[b]--; slots[b] < 0 {
-			surplus = append(surplus, i)
+	surplus, missing := make([]int, 0, len(p.Slots)), make([]desired.Backend, 0, desired.MostSlots(len(slots)))
+	for i := 0; i < len(p.Slots); { // a backend often has several slots in a row
+		b := p.Slots[i]
+		n := slots[b]
+		for ; i < len(p.Slots) && p.Slots[i] == b; i++ {
+			if n--; n < 0 {
+				surplus = append(surplus, i)
+			}
 		}
+		slots[b] = max(n, 0)
 	}
-	var missing []desired.Backend
 	for b, n := range slots {
 		for range n {
 			missing = append(missing, b)

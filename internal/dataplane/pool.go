@@ -102,7 +102,7 @@ func (p *Pool) Replace(removed, added []desired.Backend) []SlotChange {
 
 // refill empties slots, which are in order, and adds backends.
 func (p *Pool) refill(empty []int, added []desired.Backend) []SlotChange {
-	var changes []SlotChange
+	changes := make([]SlotChange, 0, max(len(empty), len(added)))
 	// In order, so that the remaining holes are near the end, where truncation
 	// removes some of them.
 	for _, i := range empty {

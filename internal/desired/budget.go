@@ -240,8 +240,11 @@ func (s *State) countElements(svc *service) {
 }
 
 // MostSlots returns how many slots a number of backends have at most because of their weights. With
-// 50 for each backend, rounding changes its share by at most a hundredth of the average.
-func MostSlots(backends int) int { return min(max(1000, 50*backends), 1<<16) }
+// 50 for each backend, rounding changes its share by at most a hundredth of the average; with 8, as 2,048 to 8,192
+// backends have, by a sixteenth.
+func MostSlots(backends int) int {
+	return min(max(1000, 50*backends), max(1<<14, 8*backends), 1<<16)
+}
 
 // algorithm returns how backends are chosen: as the Service says, if that is possible.
 func (s *State) algorithm(svc *service) Algorithm {

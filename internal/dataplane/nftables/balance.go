@@ -128,7 +128,7 @@ func (d *scopeSets) onDemandChains(selector int) []string {
 	switch {
 	case selector == sharedSelector:
 		return []string{d.prefix + onDemandPrefix + "shared-" + chainAffinity}
-	case !ordered(selector) && size <= exactSizes:
+	case !ordered(selector) && (size <= exactSizes || !d.inRange):
 		return []string{d.pickChain(size)}
 	case !ordered(selector):
 		return []string{d.pickChain(size), d.drawChain(size)}

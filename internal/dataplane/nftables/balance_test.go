@@ -3,6 +3,7 @@
 package nftables
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -124,7 +125,7 @@ func TestChainsAreCommittedFirst(t *testing.T) {
 
 // TestCheckFindsChains deletes what leads to a slot.
 func TestCheckFindsChains(t *testing.T) {
-	for _, damage := range []string{"flush chain ip slipstream slot-next-0", "delete element ip slipstream picks { 0x00a000fb }", "flush chain ip6 slipstream slot-hash-251", "flush chain ip slipstream slot-draw-128"} {
+	for _, damage := range []string{"flush chain ip slipstream slot-next-0", "delete element ip slipstream picks { 0x00a000fb }", "flush chain ip6 slipstream slot-hash-251", "flush chain ip slipstream draw-128"} {
 		t.Run(damage, func(t *testing.T) {
 			k := newKernel(t)
 			s := desired.New(smallTables(desired.Config{}))
@@ -414,5 +415,26 @@ func TestSmallWeight(t *testing.T) {
 	s.schedule(t, "maglev", corev1.ServiceSpec{SessionAffinity: corev1.ServiceAffinityClientIP}) // compares
 	if slots := s.pools.Get(s.state.Full().Pools[0].ID).Slots; !slices.ContainsFunc(slots, func(b desired.Backend) bool { return b.Port() == dataplanetest.FirstPort+backends-1 }) {
 		t.Error("the backend has no slot")
+	}
+}
+
+// TestLargePoolsWalkNoMap looks for the map of endpoints in the rules that a pool above startSize adds, as the kernel
+// would walk all of its elements while others wait. A Maglev table, which needs it, shows that it would be seen.
+func TestLargePoolsWalkNoMap(t *testing.T) {
+	s := &schemas[0]
+	for _, c := range []struct {
+		selector int
+		uses     bool
+	}{{2 * startSize, false}, {maxSize, false}, {desired.TableSizes()[0] | hashSelector, true}} {
+		for d := range s.eachScopeSets {
+			if d.inRange {
+				continue
+			}
+			var batch nfnl.Batch
+			s.writeOnDemand(&batch, d, c.selector)
+			if uses := bytes.Contains(batch.Wire(), []byte("\x00"+d.endpoints.Name+"\x00")); uses != c.uses {
+				t.Errorf("%s: rules of a pool's value %d use the endpoints: %v", d.prefix, c.selector, uses)
+			}
+		}
 	}
 }

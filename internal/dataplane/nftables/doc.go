@@ -99,11 +99,11 @@
 // added, the kernel walks that map (nf_tables_bind_set). BenchmarkVerdictMap and BenchmarkNewRule in package nfnl
 // measure this. So chains and verdict maps are created at the start and stay the same, except that a new timeout of
 // session affinity adds a chain, and so does an algorithm with a number of slots that no Service had before, and the
-// first pool of a size above startSize (balance.go). With every transaction, the kernel visits all chains
-// (nf_tables_commit_chain), so few are created at the start. Between a frontend and its chain there are maps of plain
-// values. Within a rule, the value of one look-up is the key of the next, in the kernel's registers. A change of
-// Services consists of elements of such maps, at a few microseconds each, and does not replace a frontend's element
-// when its backends change.
+// first pool of a size above startSize (balance.go), whose chain uses no large map. With every transaction, the kernel
+// visits all chains (nf_tables_commit_chain), so few are created at the start. Between a frontend and its chain there
+// are maps of plain values. Within a rule, the value of one look-up is the key of the next, in the kernel's registers.
+// A change of Services consists of elements of such maps, at a few microseconds each, and does not replace a frontend's
+// element when its backends change.
 //
 // The kernel checks every added element against every rule that uses its map (nft_setelem_validate_data). So few rules
 // use the large maps, frontends and endpoints, and features that few Services need have their own maps. NodePorts have

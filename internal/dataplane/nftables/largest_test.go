@@ -24,7 +24,8 @@ import (
 type large struct {
 	services, ports, endpoints int
 	annotations                map[string]string
-	sources                    int // ranges of clients of a load balancer's address
+	sources                    int  // ranges of clients of a load balancer's address
+	weighted                   bool // endpoints have weights
 }
 
 // set sets the objects, with endpoints from a number on. Slices have 1,000 endpoints, as the API server allows.
@@ -50,11 +51,17 @@ func (l large) set(s *desired.State, from int) {
 				ObjectMeta:  metav1.ObjectMeta{Namespace: "x", Name: fmt.Sprint(name, "-", first), Labels: map[string]string{discoveryv1.LabelServiceName: name}},
 				AddressType: discoveryv1.AddressTypeIPv4,
 			}
+			if l.weighted {
+				sl.Annotations = map[string]string{desired.AnnotationWeight: fmt.Sprint((first + from) / 1000 % 100)}
+			}
 			for p := range l.ports {
 				sl.Ports = append(sl.Ports, discoveryv1.EndpointPort{Name: ptr.To(fmt.Sprint("p", p)), Port: ptr.To(int32(p + 1))})
 			}
 			for e := first; e < min(first+1000, l.endpoints); e++ {
-				n := from + e
+				n := e
+				if !l.weighted {
+					n += from
+				}
 				sl.Endpoints = append(sl.Endpoints, discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf("10.%d.%d.%d", 128+n>>16, n>>8&255, n&255)}})
 			}
 			s.SetEndpointSlice(sl)
@@ -90,6 +97,8 @@ func BenchmarkLargest(b *testing.B) {
 		{"table", large{services: 1, ports: 1, endpoints: 1000, annotations: maglev}},
 		{"tables", large{services: 1, ports: 8, endpoints: 1000, annotations: maglev}},
 		{"small-tables", large{services: 4, ports: 32, endpoints: 10, annotations: maglev}},
+		{"weights-2000", large{services: 1, ports: 5, endpoints: 2000, weighted: true}},
+		{"weights-8000", large{services: 1, ports: 5, endpoints: 8000, weighted: true}},
 		{"ranges", large{services: 64, ports: 1, endpoints: 1, annotations: map[string]string{desired.AnnotationPortRanges: strings.Join(ranges, ",")}}},
 		{"sources-1000", large{services: 1, ports: 1, endpoints: 1, sources: 1000}},
 		{"sources-5000", large{services: 1, ports: 1, endpoints: 1, sources: 5000}},

@@ -31,7 +31,7 @@ const (
 	maxSize = 1 << 16
 
 	// draws is how often a chain for a power of two draws at most. After that, with a probability of 2^-draws or less,
-	// it draws from the first half, where no slot is empty.
+	// it draws from the first half, or startSize, where no slot is empty.
 	draws = 14
 )
 
@@ -57,8 +57,14 @@ func pickSize(n int) int {
 // pickChain is the name of a scope's chain for pools of a size.
 func (d *scopeSets) pickChain(size int) string { return d.chain("pick", size) }
 
-// drawChain is the name of the chain, for a size above exactSizes, that draws once. It returns if the slot is empty.
-func (d *scopeSets) drawChain(size int) string { return d.chain("draw", size) }
+// drawChain is the name of the chain, for a size above exactSizes, that draws once. It returns if the slot is empty. All
+// are there from the start, but those of ranges.
+func (d *scopeSets) drawChain(size int) string {
+	if d.inRange {
+		return d.chain("draw", size)
+	}
+	return fmt.Sprintf("%sdraw-%d", d.prefix, size)
+}
 
 func (d *scopeSets) chain(does string, size int) string {
 	if !d.starts(size) {
@@ -72,10 +78,12 @@ func (d *scopeSets) starts(size int) bool { return size <= d.startSizes[len(d.st
 
 // scope writes all chains of a scope that are created at the start, and the map that leads to them.
 func (w *ruleWriter) scope(c dataplane.Config, d *scopeSets) {
+	for size := 2 * exactSizes; size <= maxSize && !d.inRange; size *= 2 {
+		w.batch.AddChain(w.table, nfnl.Chain{Name: d.drawChain(size)})
+		w.selector(d.drawChain(size), d, size)
+	}
 	for _, size := range d.startSizes {
-		for _, chain := range d.onDemandChains(size) {
-			w.batch.AddChain(w.table, nfnl.Chain{Name: chain})
-		}
+		w.batch.AddChain(w.table, nfnl.Chain{Name: d.pickChain(size)})
 		w.pick(d, size)
 	}
 	if !d.inRange { // those of ranges are created when they are first needed
@@ -101,9 +109,15 @@ func (w *ruleWriter) slot(chain, what string, d *scopeSets, slot []expr.Any) {
 func (w *ruleWriter) pick(d *scopeSets, size int) {
 	chain := d.pickChain(size)
 	if size > exactSizes {
-		w.selector(d.drawChain(size), d, size)
+		if d.inRange {
+			w.selector(d.drawChain(size), d, size)
+		}
 		for range draws {
 			w.rule(chain, "", jump(d.drawChain(size)))
+		}
+		if !d.inRange && !d.starts(size) { // a rule with the map of endpoints would have the kernel walk it
+			w.rule(chain, "", goTo(d.pickChain(startSize)))
+			return
 		}
 		size /= 2
 	}
