@@ -89,9 +89,10 @@ test-cluster-ipvs: deps build ## Replace kube-proxy's IPVS mode and go back, on 
 	cd test/cluster && $(GO) test -c -o ../../bin/cluster.test .
 	$(UML) sh -c 'cd test/cluster && exec ../../bin/cluster.test -test.v -test.timeout 1h -slipstream ../../bin/slipstream -patience 10m -connect-timeout 30s -test.run "$(or $(RUN),TestSwap/ipvs)"'
 
-e2e: build ## Run upstream's e2e specs on a cluster with kubelets; PROXY=slipstream,kube-proxy MODE=nftables,iptables FOCUS=regexp RUN=TestSockets PROCS=4 LOGS=dir, SAVE=1 for docs/support.md (root)
+e2e: build ## Run upstream's e2e specs on a cluster with kubelets; PROXY=slipstream,kube-proxy MODE=nftables,iptables FOCUS=regexp RUN=TestChart PROCS=4 LOGS=dir, SAVE=1 for docs/support.md (root)
 	test/deps.sh e2e
 	cd test/cluster/oracle && nice -n 10 $(GO) run ./build tools nodes coredns
+	cd tools/release && $(GO) build -o ../../bin/ helm.sh/helm/v3/cmd/helm
 	cd test/cluster && $(GO) test ./kubelets -count 1 -v -timeout 12h -args -slipstream $(CURDIR)/bin/slipstream -proxy $(or $(PROXY),slipstream) -mode $(or $(MODE),nftables) $(if $(RUN),-test.run $(RUN)) $(if $(FOCUS),-focus '$(FOCUS)') $(if $(PROCS),-procs $(PROCS)) $(if $(LOGS),-logs $(abspath $(LOGS))) $(if $(SAVE),-save)
 
 test-ebpf: deps ## Test eBPF and sockets on Debian's kernels 6.12 and 6.1 in QEMU, 20 minutes each, KERNEL=6.1, RUN=regexp (root)

@@ -338,14 +338,8 @@ func (s *app) run(ctx context.Context) error {
 		options.FastPath = s.fast
 		options.PolicyChanged = watchForFastPath(s.objects, s.fast)
 	}
-	if a, isAPI := s.objects.(*api.Source); isAPI && s.desired.Annotated != nil {
-		a.Options.Namespaces = true
-	}
 	if s.sockets != nil {
 		options.Sockets = s.sockets
-		if a, isAPI := s.objects.(*api.Source); isAPI && s.desired.DirectPod != nil {
-			a.Options.Pods = true
-		}
 	}
 	if options.VerifyPeriod > 0 {
 		s.metrics.OnVerify()
@@ -535,8 +529,11 @@ func newSource(c *config.Config, master, node string, problem func(error)) (sour
 	if err != nil {
 		return nil, nil, err
 	}
+	annotated, _ := c.Annotated() // valid
 	return api.New(client, api.Options{
 		NodeName:   node,
+		Namespaces: annotated != nil,
+		Pods:       c.Slipstream.SocketExcludePods != "" && c.Slipstream.SocketLoadBalancing != config.SocketsOff,
 		AllNodes:   c.Slipstream.ResetDeletedNodes,
 		OtherNodes: c.Traits().VirtualServers, // their addresses are not this node's to serve
 		OnError:    problem,

@@ -111,6 +111,7 @@ privileged: true
 securityContext: {seLinuxOptions: {type: spc_t}}
 podAnnotations: {a: b}
 podLabels: {c: d}
+tlsSecret: certificate
 resources: {limits: {memory: 1Gi}}
 `)
 	if o["Service slipstream-metrics"] != nil || o["ServiceMonitor slipstream"] != nil {
@@ -122,7 +123,7 @@ resources: {limits: {memory: 1Gi}}
 			t.Errorf("%s: there is an init container", values)
 		}
 	}
-	for _, want := range []string{"image: registry.example/slipstream:v1", "name: pull", "- -v=2", "privileged: true", "a: b", "c: d", "memory: 1Gi", "type: spc_t"} {
+	for _, want := range []string{"image: registry.example/slipstream:v1", "name: pull", "- -v=2", "privileged: true", "a: b", "c: d", "memory: 1Gi", "type: spc_t", "secretName: certificate"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the DaemonSet lacks %q:\n%s", want, text)
 		}
@@ -138,7 +139,7 @@ resources: {limits: {memory: 1Gi}}
 		t.Errorf("KubeProxyConfiguration is %v", proxy)
 	}
 	own := config["SlipstreamConfiguration"].(map[string]any)
-	if own["apiVersion"] != "slipstream.config/v1beta1" || !reflect.DeepEqual(own["fastPath"], map[string]any{"offloadPacketThreshold": 7.}) {
+	if own["apiVersion"] != "slipstream.config/v1beta1" || own["tlsCertFile"] != "/run/secrets/slipstream-tls/tls.crt" || own["tlsPrivateKeyFile"] != "/run/secrets/slipstream-tls/tls.key" || !reflect.DeepEqual(own["fastPath"], map[string]any{"offloadPacketThreshold": 7.}) {
 		t.Errorf("SlipstreamConfiguration is %v", own)
 	}
 	if !strings.Contains(data["kubeconfig.conf"], "server: https://192.0.2.1:6443") {

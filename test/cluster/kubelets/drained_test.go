@@ -3,12 +3,10 @@
 package kubelets
 
 import (
-	"archive/tar"
-	"bytes"
-	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -42,11 +40,7 @@ func TestDrained(t *testing.T) {
 		}
 		return out
 	}
-	binary := *program
-	if binary == "" {
-		binary = filepath.Join(c.dir, "slipstream") // where start has built it
-	}
-	image := slipstreamImage(t, binary)
+	image := slipstreamImage(t, "docker.io/library/slipstream:test")
 	for _, n := range c.Nodes {
 		for _, args := range [][]string{
 			{"ctr", "-n", "k8s.io", "images", "import", image},
@@ -135,35 +129,24 @@ spec:
 ` + pod + "\n"
 }
 
-// slipstreamImage returns the path of an archive with the image slipstream:test, which has only the program.
-func slipstreamImage(t *testing.T, binary string) string {
+// slipstreamImage returns the path of an archive with Slipstream's image, as deploy/ makes it, under a name.
+func slipstreamImage(t *testing.T, name string, options ...string) string {
 	t.Helper()
-	program, err := os.ReadFile(binary)
-	if err != nil {
-		t.Fatal(err)
+	const script = `dir=$1 name=$2 arch=$3
+shift 3
+../../../deploy/rootfs.sh "$@" "$dir/root"
+tar -C "$dir/root" --owner=0 --group=0 -cf "$dir/layer.tar" .
+cat >"$dir/config.json" <<END
+{"architecture": "$arch", "os": "linux", "rootfs": {"type": "layers", "diff_ids": ["sha256:$(sha256sum "$dir/layer.tar" | cut -d' ' -f1)"]},
+ "config": {"Env": ["$(sed -n 's/^ENV //p' ../../../deploy/Dockerfile)"], "Entrypoint": ["/usr/local/bin/slipstream"], "Cmd": ["run"]}}
+END
+echo "[{\"Config\": \"config.json\", \"RepoTags\": [\"$name\"], \"Layers\": [\"layer.tar\"]}]" >"$dir/manifest.json"
+tar -C "$dir" -cf "$dir/image.tar" manifest.json config.json layer.tar`
+	dir := t.TempDir()
+	cmd := exec.Command("bash", append([]string{"-euc", script, "image", dir, name, runtime.GOARCH}, options...)...)
+	cmd.Env = append(os.Environ(), "BINARY="+*program)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("image %s: %v: %s", name, err, out)
 	}
-	archive := func(names []string, contents ...[]byte) []byte {
-		var b bytes.Buffer
-		w := tar.NewWriter(&b)
-		for i, name := range names {
-			if err := w.WriteHeader(&tar.Header{Name: name, Mode: 0o755, Size: int64(len(contents[i])), Typeflag: tar.TypeReg}); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := w.Write(contents[i]); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if err := w.Close(); err != nil {
-			t.Fatal(err)
-		}
-		return b.Bytes()
-	}
-	layer := archive([]string{"usr/local/bin/slipstream"}, program)
-	config := fmt.Appendf(nil, `{"architecture": %q, "os": "linux", "rootfs": {"type": "layers", "diff_ids": ["sha256:%x"]}, "config": {}}`, runtime.GOARCH, sha256.Sum256(layer))
-	manifest := []byte(`[{"Config": "config.json", "RepoTags": ["slipstream:test"], "Layers": ["layer.tar"]}]`)
-	path := filepath.Join(t.TempDir(), "image.tar")
-	if err := os.WriteFile(path, archive([]string{"manifest.json", "config.json", "layer.tar"}, manifest, config, layer), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return path
+	return filepath.Join(dir, "image.tar")
 }

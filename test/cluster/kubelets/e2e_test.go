@@ -126,17 +126,16 @@ func kinds(names, modes []string) (all []proxies.Kind) {
 	return all
 }
 
-// start starts a cluster with a proxy, and returns when pods have connected to Services. Configure changes the proxy's
-// options on a node.
-func start(ctx context.Context, t *testing.T, kind proxies.Kind, configure ...func(*Cluster, *Node, *proxies.Options)) (*Cluster, []*proxies.Proxy) {
+// startCluster starts a cluster without a proxy. Its logs have this name.
+func startCluster(ctx context.Context, t *testing.T, name string, nodes int) *Cluster {
 	dir := t.TempDir()
 	if *keepLogs != "" {
-		dir = filepath.Join(*keepLogs, string(kind))
+		dir = filepath.Join(*keepLogs, name)
 		if err := os.Mkdir(dir, 0o700); err != nil {
 			t.Fatal(err)
 		}
 	}
-	c, err := Start(ctx, Options{Dir: dir, Nodes: 2, Log: t.Logf})
+	c, err := Start(ctx, Options{Dir: dir, Nodes: nodes, Log: t.Logf})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -148,7 +147,16 @@ func start(ctx context.Context, t *testing.T, kind proxies.Kind, configure ...fu
 			t.Logf("cgroups of this and other runs: %v", left)
 		}
 	})
+	return c
+}
+
+// start starts a cluster with a proxy, and returns when pods have connected to Services. Configure changes the proxy's
+// options on a node.
+func start(ctx context.Context, t *testing.T, kind proxies.Kind, configure ...func(*Cluster, *Node, *proxies.Options)) (*Cluster, []*proxies.Proxy) {
+	c := startCluster(ctx, t, string(kind), 2)
+	dir := c.dir
 	var running []*proxies.Proxy
+	var err error
 	binary := ""
 	if kind.IsSlipstream() {
 		if binary = *program; binary == "" {

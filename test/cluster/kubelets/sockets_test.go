@@ -3,6 +3,7 @@
 package kubelets
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -23,7 +24,7 @@ import (
 // node's network namespace.
 const socketPods = `{"apiVersion": "v1", "kind": "List", "items": [
  {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web", "namespace": "default"},
-  "spec": {"selector": {"app": "web"}, "ports": [{"port": 80, "targetPort": 8080}]}},
+  "spec": {"type": "NodePort", "selector": {"app": "web"}, "ports": [{"port": 80, "nodePort": 30080, "targetPort": 8080}]}},
  {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web", "namespace": "default", "labels": {"app": "web"}},
   "spec": {"nodeName": "n2", "containers": [{"name": "c", "image": "IMAGE", "args": ["netexec", "--http-port=8080"]}]}},
  {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "plain", "namespace": "default"},
@@ -87,21 +88,7 @@ func TestSockets(t *testing.T) {
 	within := fmt.Sprint("--timeout=", *patience)
 	_, err := c.Kubectl(ctx, "wait", "--for=condition=Ready", "pod/web", "pod/plain", "pod/meshed", "pod/host", within)
 	check(err)
-	clusterIP, err := c.Kubectl(ctx, "get", "service", "web", "-o", "jsonpath={.spec.clusterIP}")
-	check(err)
-	// translated has a pod connect to the Service, and reports whether conntrack translates that.
-	translated := func(pod string) bool {
-		t.Helper()
-		_, _ = n1.Run(ctx, "conntrack", "-D", "-p", "tcp", "--orig-dst", clusterIP) // fails if there is none
-		said, err := c.Kubectl(ctx, "exec", pod, "--", "curl", "-sS", "--max-time", "20", "--retry", "20", "--retry-all-errors", "http://"+clusterIP+"/hostname")
-		check(err)
-		if said != "web" {
-			t.Fatalf("%s was answered by %q", pod, said)
-		}
-		list, err := n1.Run(ctx, "conntrack", "-L", "-p", "tcp", "--orig-dst", clusterIP)
-		check(err)
-		return len(list) > 0
-	}
+	translated := func(pod string) bool { t.Helper(); return c.translated(ctx, t, pod) }
 	become := func(pod string, want bool) {
 		t.Helper()
 		for end := time.Now().Add(*patience); translated(pod) != want; time.Sleep(100 * time.Millisecond) {
@@ -139,4 +126,27 @@ func TestSockets(t *testing.T) {
 	if _, err := os.Stat(pins); !os.IsNotExist(err) {
 		t.Errorf("%s after a start without the option: %v", pins, err)
 	}
+}
+
+// translated has one of socketPods on the first node connect to the Service, and reports whether conntrack translates that.
+func (c *Cluster) translated(ctx context.Context, t *testing.T, pod string) bool {
+	t.Helper()
+	check := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	clusterIP, err := c.Kubectl(ctx, "get", "service", "web", "-o", "jsonpath={.spec.clusterIP}")
+	check(err)
+	n1 := c.Nodes[0]
+	_, _ = n1.Run(ctx, "conntrack", "-D", "-p", "tcp", "--orig-dst", clusterIP) // fails if there is none
+	said, err := c.Kubectl(ctx, "exec", pod, "--", "curl", "-sS", "--max-time", "20", "--retry", "20", "--retry-all-errors", "http://"+clusterIP+"/hostname")
+	check(err)
+	if said != "web" {
+		t.Fatalf("%s was answered by %q", pod, said)
+	}
+	list, err := n1.Run(ctx, "conntrack", "-L", "-p", "tcp", "--orig-dst", clusterIP)
+	check(err)
+	return len(list) > 0
 }

@@ -19,7 +19,11 @@ app.kubernetes.io/component: service-proxy
 {{- $_ := set $chart "metricsBindAddress" "0.0.0.0:10249" }}
 {{- end }}
 {{- toYaml (mergeOverwrite $chart .Values.config) }}
-{{- with .Values.slipstream }}
+{{- $own := deepCopy .Values.slipstream }}
+{{- if .Values.tlsSecret }}
+{{- $own = merge $own (dict "tlsCertFile" "/run/secrets/slipstream-tls/tls.crt" "tlsPrivateKeyFile" "/run/secrets/slipstream-tls/tls.key") }}
+{{- end }}
+{{- with $own }}
 ---
 {{ toYaml (mergeOverwrite (dict "apiVersion" "slipstream.config/v1beta1" "kind" "SlipstreamConfiguration") .) }}
 {{- end }}
