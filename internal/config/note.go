@@ -108,17 +108,13 @@ func (c *Config) Notes() (notes []Note) {
 		notes = append(notes, Note{Field: "nodePortAddresses", Text: fmt.Sprintf("has ranges of %s only, so NodePorts answer on all %s addresses", has, other)})
 	}
 	unserved := slices.DeleteFunc(all, func(p netip.Prefix) bool {
-		return c.HandlesLocalhostNodePorts() || c.LocalhostNodePorts() && p.Addr().Is4() || !isLoopback(p)
+		only := p.Addr().IsLoopback() && (p.Addr().Is6() || p.Bits() >= 8) // loopback addresses
+		return c.HandlesLocalhostNodePorts() || c.LocalhostNodePorts() && p.Addr().Is4() || !only
 	})
 	if len(unserved) > 0 {
 		notes = append(notes, Note{Field: "nodePortAddresses", Text: fmt.Sprint("NodePorts do not answer on loopback addresses: ", unserved)})
 	}
 	return notes
-}
-
-// isLoopback reports whether a range has loopback addresses only.
-func isLoopback(p netip.Prefix) bool {
-	return p.Addr().IsLoopback() && (p.Addr().Is6() || p.Bits() >= 8)
 }
 
 // missingFamily names the families of which there is no range; "" if there is one of each.

@@ -111,7 +111,7 @@ const (
 // load loads the programs with maps for a content. What sockets remember, and the counter, outlive
 // the programs if they are pinned.
 func (b *Balancer) load(c *content, pin ebpf.PinType) (objects programObjects, err error) {
-	spec, err := loadProgram()
+	spec, err := bpffs.Program(compiled)
 	if err != nil {
 		return objects, err
 	}

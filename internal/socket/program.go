@@ -8,13 +8,10 @@ import (
 	"structs"
 
 	"github.com/cilium/ebpf"
-	"github.com/slipstream-proxy/slipstream/internal/bpffs"
 )
 
 //go:embed program_bpf??.o
 var compiled embed.FS
-
-func loadProgram() (*ebpf.CollectionSpec, error) { return bpffs.Program(compiled) }
 
 // The structures as the program has them.
 
