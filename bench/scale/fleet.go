@@ -24,52 +24,37 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const (
-	fleetStart   = "fleet_start"
-	fleetChange  = "fleet_change"
-	fleetLast    = "fleet_last"
-	fleetChurn   = "fleet_churn"
-	churnLast    = "fleet_churn_last"
-	churnRate    = "fleet_churn_rate"
-	churnCPU     = "fleet_churn_cpu"
-	churnShare   = "fleet_churn_share"
-	churnSent    = "fleet_churn_received"
-	fleetCPU     = "fleet_cpu"
-	fleetRest    = "fleet_rest"
-	fleetMemory  = "fleet_memory"
-	serverCPU    = "server_cpu"
-	serverRest   = "server_rest"
-	serverChurn  = "server_churn"
-	serverMemory = "server_memory"
-	serverSent   = "server_sent"
+var (
+	fleetStart  = cost("fleet_start", "all are started and have programmed their nodes after", bench.Nanoseconds)
+	fleetChange = cost("fleet_change", "an endpoint replaced, each node", bench.Nanoseconds, bench.P50, bench.P99, bench.Highest)
+	fleetLast   = cost("fleet_last", "  the last node", bench.Nanoseconds, bench.P50, bench.Highest)
+	fleetChurn  = cost("fleet_churn", "", bench.Nanoseconds, bench.P50, bench.P99, bench.Highest)
+	churnLast   = cost("fleet_churn_last", "  the last node", bench.Nanoseconds, bench.P50, bench.P99, bench.Highest)
+	churnCPU    = cost("fleet_churn_cpu", "  processor time of a change, each proxy", bench.Nanoseconds)
+	churnSent   = cost("fleet_churn_received", "  received by a node for a change", bench.Bytes)
+	serverChurn = cost("server_churn", "  API server: processor time of a change", bench.Nanoseconds)
+	churnShare  = cost("fleet_churn_share", "  processor time of proxies and API server, of the machine's", bench.Percent)
+	churnRate   = bench.Series{Name: "fleet_churn_rate", Text: "  changes made in a second", Unit: bench.PerSecond, Better: bench.More}
+
+	fleetCPU     = cost("fleet_cpu", "processor time of a change, each proxy", bench.Nanoseconds)
+	fleetRest    = cost("fleet_rest", "  at rest, in a second", bench.Nanoseconds)
+	fleetMemory  = cost("fleet_memory", "memory (RSS), each proxy", bench.Bytes, bench.P50, bench.Highest)
+	serverCPU    = cost("server_cpu", "API server: processor time of a change", bench.Nanoseconds)
+	serverRest   = cost("server_rest", "  at rest, in a second", bench.Nanoseconds)
+	serverMemory = cost("server_memory", "  memory (RSS)", bench.Bytes)
+	serverSent   = cost("server_sent", "  sent for a change", bench.Bytes)
 )
 
-func fleetSeries(o *options) (all []bench.Series) {
-	add := func(name, text string, u bench.Unit, show ...bench.Statistic) {
-		all = append(all, bench.Series{Name: name, Text: text, Unit: u, Better: bench.Less, Show: show})
-	}
-	add(fleetStart, "all are started and have programmed their nodes after", bench.Nanoseconds)
-	add(fleetChange, "an endpoint replaced, each node", bench.Nanoseconds, bench.P50, bench.P99, bench.Highest)
-	add(fleetLast, "  the last node", bench.Nanoseconds, bench.P50, bench.Highest)
-	churn := fmt.Sprintf("the same, %d changes a second", o.Churn)
+func fleetSeries(o *options) []bench.Series {
+	churn := fleetChurn
+	churn.Text = fmt.Sprintf("the same, %d changes a second", o.Churn)
 	if o.Rollout > 0 {
-		churn = fmt.Sprintf("from the API server's reply, %d of %d a second rolled beside %d other changes", o.RolloutRate, o.Rollout, o.Churn)
+		churn.Text = fmt.Sprintf("from the API server's reply, %d of %d a second rolled beside %d other changes", o.RolloutRate, o.Rollout, o.Churn)
 	}
-	add(fleetChurn, churn, bench.Nanoseconds, bench.P50, bench.P99, bench.Highest)
-	add(churnLast, "  the last node", bench.Nanoseconds, bench.P50, bench.P99, bench.Highest)
-	add(churnCPU, "  processor time of a change, each proxy", bench.Nanoseconds)
-	add(churnSent, "  received by a node for a change", bench.Bytes)
-	add(serverChurn, "  API server: processor time of a change", bench.Nanoseconds)
-	add(churnShare, "  processor time of proxies and API server, of the machine's", bench.Percent)
-	all = append(all, bench.Series{Name: churnRate, Text: "  changes made in a second", Unit: bench.PerSecond, Better: bench.More})
-	add(fleetCPU, "processor time of a change, each proxy", bench.Nanoseconds)
-	add(fleetRest, "  at rest, in a second", bench.Nanoseconds)
-	add(fleetMemory, "memory (RSS), each proxy", bench.Bytes, bench.P50, bench.Highest)
-	add(serverCPU, "API server: processor time of a change", bench.Nanoseconds)
-	add(serverRest, "  at rest, in a second", bench.Nanoseconds)
-	add(serverMemory, "  memory (RSS)", bench.Bytes)
-	add(serverSent, "  sent for a change", bench.Bytes)
-	return all
+	return []bench.Series{
+		fleetStart, fleetChange, fleetLast, churn, churnLast, churnCPU, churnSent, serverChurn, churnShare, churnRate,
+		fleetCPU, fleetRest, fleetMemory, serverCPU, serverRest, serverMemory, serverSent,
+	}
 }
 
 // fleet is many proxies of one kind on one API server, each on a node of its own.
@@ -148,15 +133,15 @@ func (f *fleet) measure(ctx context.Context, access *site.Access) (err error) {
 			return err
 		}
 	}
-	f.samples.Add(fleetStart, float64(time.Since(begin)))
+	f.samples.Add(fleetStart.Name, float64(time.Since(begin)))
 	f.log("%s: %d proxies have started after %v", f.Kind, len(f.proxies), time.Since(begin).Round(time.Millisecond))
 	bench.Quiet(ctx)
 	atRest, err := f.use(ctx, func() error { return bench.Sleep(ctx, 10*time.Second) })
 	if err != nil {
 		return err
 	}
-	f.samples.Add(fleetRest, atRest.proxies/float64(len(f.proxies)))
-	f.samples.Add(serverRest, atRest.server)
+	f.samples.Add(fleetRest.Name, atRest.proxies/float64(len(f.proxies)))
+	f.samples.Add(serverRest.Name, atRest.server)
 	watch, err := f.watch()
 	if err != nil {
 		return err
@@ -180,9 +165,9 @@ func (f *fleet) measure(ctx context.Context, access *site.Access) (err error) {
 	}
 	if changes > 0 {
 		cost := used.of(changes, atRest)
-		f.samples.Add(fleetCPU, cost.proxies/float64(len(f.proxies)))
-		f.samples.Add(serverCPU, cost.server)
-		f.samples.Add(serverSent, cost.sent)
+		f.samples.Add(fleetCPU.Name, cost.proxies/float64(len(f.proxies)))
+		f.samples.Add(serverCPU.Name, cost.server)
+		f.samples.Add(serverSent.Name, cost.sent)
 	}
 	f.log("%s: %d changes", f.Kind, changes)
 	changes = int(f.ChurnTime.Seconds() * float64(f.Churn+f.RolloutRate))
@@ -193,27 +178,27 @@ func (f *fleet) measure(ctx context.Context, access *site.Access) (err error) {
 	})
 	for _, p := range pods {
 		latencies := p.latencies()
-		f.samples.Add(fleetChurn, latencies...)
-		f.samples.Add(churnLast, slices.Max(latencies))
+		f.samples.Add(fleetChurn.Name, latencies...)
+		f.samples.Add(churnLast.Name, slices.Max(latencies))
 	}
 	if err != nil {
 		return fmt.Errorf("churn: %w", err)
 	}
 	cost := used.of(changes, atRest)
-	f.samples.Add(churnCPU, cost.proxies/float64(len(f.proxies)))
-	f.samples.Add(churnSent, cost.received)
-	f.samples.Add(serverChurn, cost.server)
-	f.samples.Add(churnShare, 100*(used.proxies+used.server)/1e9/float64(runtime.NumCPU()))
-	f.samples.Add(churnRate, float64(changes)/used.took.Seconds())
+	f.samples.Add(churnCPU.Name, cost.proxies/float64(len(f.proxies)))
+	f.samples.Add(churnSent.Name, cost.received)
+	f.samples.Add(serverChurn.Name, cost.server)
+	f.samples.Add(churnShare.Name, 100*(used.proxies+used.server)/1e9/float64(runtime.NumCPU()))
+	f.samples.Add(churnRate.Name, float64(changes)/used.took.Seconds())
 	for _, p := range f.proxies {
 		memory, err := bench.Memory(p.PID())
 		if err != nil {
 			return p.Explain(err)
 		}
-		f.samples.Add(fleetMemory, float64(memory.VmRSS))
+		f.samples.Add(fleetMemory.Name, float64(memory.VmRSS))
 	}
 	memory, err := bench.Memory(f.site.Plane.API().PID())
-	f.samples.Add(serverMemory, float64(memory.VmRSS))
+	f.samples.Add(serverMemory.Name, float64(memory.VmRSS))
 	return err
 }
 
@@ -241,8 +226,8 @@ func (f *fleet) change(ctx context.Context, w *fleetWatch, n int) error {
 		return err
 	}
 	latencies := began.latencies()
-	f.samples.Add(fleetChange, latencies...)
-	f.samples.Add(fleetLast, slices.Max(latencies))
+	f.samples.Add(fleetChange.Name, latencies...)
+	f.samples.Add(fleetLast.Name, slices.Max(latencies))
 	return nil
 }
 

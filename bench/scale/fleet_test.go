@@ -23,8 +23,8 @@ func TestFleet(t *testing.T) {
 		t.Fatalf("%d subjects, load after %q", len(r.Subjects), r.LoadAfter)
 	}
 	for name, want := range map[string]int{
-		fleetStart: 1, fleetChange: proxies * changes, fleetLast: changes, fleetChurn: proxies * churn, fleetCPU: 1, fleetRest: 1,
-		churnLast: churn, churnCPU: 1, churnSent: 1, churnShare: 1, churnRate: 1, serverChurn: 1, fleetMemory: proxies, serverCPU: 1, serverRest: 1, serverMemory: 1, serverSent: 1,
+		fleetStart.Name: 1, fleetChange.Name: proxies * changes, fleetLast.Name: changes, fleetChurn.Name: proxies * churn, fleetCPU.Name: 1, fleetRest.Name: 1,
+		churnLast.Name: churn, churnCPU.Name: 1, churnSent.Name: 1, churnShare.Name: 1, churnRate.Name: 1, serverChurn.Name: 1, fleetMemory.Name: proxies, serverCPU.Name: 1, serverRest.Name: 1, serverMemory.Name: 1, serverSent.Name: 1,
 	} {
 		s := r.Find(name)
 		if s == nil {
@@ -33,13 +33,13 @@ func TestFleet(t *testing.T) {
 		}
 		for i, o := range s.Outcomes {
 			// Processor times are the difference to those at rest, of few changes, and can be 0.
-			rested := slices.Contains([]string{fleetCPU, serverCPU, serverChurn}, name)
+			rested := slices.Contains([]string{fleetCPU.Name, serverCPU.Name, serverChurn.Name}, name)
 			if len(o.Values) != want || o.Highest < 0 || o.Highest == 0 && !rested {
 				t.Errorf("%s of %s: %v, want %d", name, r.Subjects[i].Name, o.Values, want)
 			}
 		}
 	}
-	if changes, last := r.Find(fleetChange), r.Find(fleetLast); changes != nil && last != nil && changes.Outcomes[0].Highest != last.Outcomes[0].Highest {
+	if changes, last := r.Find(fleetChange.Name), r.Find(fleetLast.Name); changes != nil && last != nil && changes.Outcomes[0].Highest != last.Outcomes[0].Highest {
 		t.Errorf("the last node took %v, the longest time is %v", last.Outcomes[0].Highest, changes.Outcomes[0].Highest)
 	}
 }
@@ -53,11 +53,11 @@ func TestFleetRollout(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, s := range r.Subjects {
-		if n := len(r.Find(fleetChurn).Outcomes[i].Values); s.Failed != "" || n != 2*50 {
+		if n := len(r.Find(fleetChurn.Name).Outcomes[i].Values); s.Failed != "" || n != 2*50 {
 			t.Errorf("%s: %d latencies, failed %q", s.Name, n, s.Failed)
 		}
 		// 40 of 50 changes are of slices of 100 endpoints, compressed.
-		if got := r.Find(churnSent).Outcomes[i].Median; got < 2500 {
+		if got := r.Find(churnSent.Name).Outcomes[i].Median; got < 2500 {
 			t.Errorf("%s: %v bytes for a change", s.Name, got)
 		}
 	}

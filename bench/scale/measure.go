@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/slipstream-proxy/slipstream/bench/bench"
 	"github.com/slipstream-proxy/slipstream/bench/cluster"
+	"github.com/slipstream-proxy/slipstream/internal/collect"
 	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	"golang.org/x/sys/unix"
@@ -24,44 +26,35 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-const (
-	started     = "start"
-	startCPU    = "start_cpu"
-	resting     = "rest_cpu"
-	changed     = "change"
-	changeCPU   = "change_cpu"
-	burst       = "burst"
-	peakStart   = "peak_rss_start"
-	peak        = "peak_rss"
-	failedShare = "failed_share"
-	manyPorts   = "ports"
-	syncFull    = "sync_full"
-	syncPartial = "sync_partial"
-	rulesAll    = "restore_rules"
-	rulesLast   = "restore_last"
+var (
+	started     = cost("start", "start until Services answer", bench.Nanoseconds, bench.P50, bench.Lowest, bench.Highest)
+	startCPU    = cost("start_cpu", "  processor time", bench.Nanoseconds)
+	resting     = cost("rest_cpu", "  at rest, in a second", bench.Nanoseconds)
+	changed     = cost("change", "an endpoint replaced", bench.Nanoseconds, bench.P50, bench.P99, bench.Highest)
+	changeCPU   = cost("change_cpu", "  processor time, beyond that at rest", bench.Nanoseconds)
+	burst       = cost("burst", "", bench.Nanoseconds, bench.P50, bench.Highest)
+	peakStart   = cost("peak_rss_start", "peak RSS when started", bench.Bytes)
+	peak        = cost("peak_rss", "peak RSS in the end", bench.Bytes)
+	syncFull    = cost("sync_full", "a full sync, by its metrics, mean", bench.Nanoseconds)
+	syncPartial = cost("sync_partial", "a partial sync, mean", bench.Nanoseconds)
+	rulesAll    = cost("restore_rules", "rules of iptables' table nat", bench.Count)
+	rulesLast   = cost("restore_last", "  of them in the last restore", bench.Count)
+	failedShare = cost("failed_share", "connections that failed meanwhile", bench.Percent)
+	manyPorts   = cost("ports", "", bench.Nanoseconds)
 )
 
-func measuredSeries(o *options) (all []bench.Series) {
-	add := func(name, text string, u bench.Unit, show ...bench.Statistic) {
-		all = append(all, bench.Series{Name: name, Text: text, Unit: u, Better: bench.Less, Show: show})
+// cost is a series of which less is better; a text that depends on options is written later.
+func cost(name, text string, unit bench.Unit, show ...bench.Statistic) bench.Series {
+	return bench.Series{Name: name, Text: text, Unit: unit, Better: bench.Less, Show: show}
+}
+
+func measuredSeries(o *options) []bench.Series {
+	behind, ports := burst, manyPorts
+	behind.Text = fmt.Sprintf("behind after a burst of %s", bench.Thousands(min(o.Burst, o.most()-singles+1)))
+	ports.Text = fmt.Sprintf("a new Service with %s ports (Slipstream: a range)", bench.Thousands(o.Ports)) // measured only if there are any
+	return []bench.Series{
+		started, startCPU, resting, changed, changeCPU, behind, peakStart, peak, syncFull, syncPartial, rulesAll, rulesLast, failedShare, ports,
 	}
-	add(started, "start until Services answer", bench.Nanoseconds, bench.P50, bench.Lowest, bench.Highest)
-	add(startCPU, "  processor time", bench.Nanoseconds)
-	add(resting, "  at rest, in a second", bench.Nanoseconds)
-	add(changed, "an endpoint replaced", bench.Nanoseconds, bench.P50, bench.P99, bench.Highest)
-	add(changeCPU, "  processor time, beyond that at rest", bench.Nanoseconds)
-	add(burst, fmt.Sprintf("behind after a burst of %s", bench.Thousands(min(o.Burst, o.most()-singles+1))), bench.Nanoseconds, bench.P50, bench.Highest)
-	add(peakStart, "peak RSS when started", bench.Bytes)
-	add(peak, "peak RSS in the end", bench.Bytes)
-	add(syncFull, "a full sync, by its metrics, mean", bench.Nanoseconds)
-	add(syncPartial, "a partial sync, mean", bench.Nanoseconds)
-	add(rulesAll, "rules of iptables' table nat", bench.Count)
-	add(rulesLast, "  of them in the last restore", bench.Count)
-	add(failedShare, "connections that failed meanwhile", bench.Percent)
-	if o.Ports > 0 {
-		add(manyPorts, fmt.Sprintf("a new Service with %s ports (Slipstream: a range)", bench.Thousands(o.Ports)), bench.Nanoseconds)
-	}
-	return all
 }
 
 type measurement struct {
@@ -76,30 +69,28 @@ type measurement struct {
 }
 
 func (m *measurement) measure(ctx context.Context) (err error) {
-	bench.Quiet(ctx) // the kernel frees the rules of the subject before
-	sample := append([]int(nil), m.Single...)
+	bench.Quiet(ctx)   // the kernel frees the rules of the subject before
 	const sampled = 50 // beside those that changes are made to
-	for _, k := range m.Rand.Perm(len(m.Others))[:min(sampled, len(m.Others))] {
-		sample = append(sample, m.Others[k])
-	}
+	others := m.Rand.Perm(len(m.Others))[:min(sampled, len(m.Others))]
+	sample := slices.Concat(m.Single, collect.From(others, func(k int) int { return m.Others[k] }))
 	begin := time.Now()
 	if err := m.start(); err != nil {
 		return err
 	}
 	answered, err := m.awaitAll(ctx, sample, begin)
 	if err == nil {
-		m.samples.Add(started, float64(answered.Sub(begin)))
+		m.samples.Add(started.Name, float64(answered.Sub(begin)))
 		m.log("%s: Services answer after %v", m.subject, answered.Sub(begin).Round(time.Millisecond))
 	}
-	others := m.connectAllTheTime(sample)
+	stop := m.connectAllTheTime(sample)
 	for _, step := range []func(context.Context) error{m.startUsage, m.atRest, m.changes, m.bursts, m.restores} {
 		if err == nil {
 			err = step(ctx)
 		}
 	}
-	m.samples.Add(failedShare, others())
+	m.samples.Add(failedShare.Name, stop())
 	if memory, failed := bench.Memory(m.proxy.PID()); err == nil {
-		m.samples.Add(peak, float64(memory.VmHWM))
+		m.samples.Add(peak.Name, float64(memory.VmHWM))
 		err = failed
 	}
 	if err == nil && m.Ports > 0 && m.subject.Mode() == "nftables" {
@@ -156,8 +147,8 @@ func (m *measurement) startUsage(ctx context.Context) error {
 		return err
 	}
 	memory, err := bench.Memory(m.proxy.PID())
-	m.samples.Add(startCPU, float64(cpu))
-	m.samples.Add(peakStart, float64(memory.VmHWM))
+	m.samples.Add(startCPU.Name, float64(cpu))
+	m.samples.Add(peakStart.Name, float64(memory.VmHWM))
 	return err
 }
 
@@ -173,7 +164,7 @@ func (m *measurement) atRest(ctx context.Context) error {
 	}
 	after, err := bench.Used(m.proxy.PID())
 	m.resting = float64(after-before) / float64(window)
-	m.samples.Add(resting, m.resting*float64(time.Second))
+	m.samples.Add(resting.Name, m.resting*float64(time.Second))
 	return err
 }
 
@@ -218,11 +209,11 @@ func (m *measurement) changes(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("change %d: %w", n+1, err)
 		}
-		m.samples.Add(changed, float64(took))
+		m.samples.Add(changed.Name, float64(took))
 	}
 	after, err := m.usedWhenCalm(ctx, m.proxy.PID())
 	used := float64(after-before) - m.resting*float64(time.Since(begin))
-	m.samples.Add(changeCPU, max(used, 0)/float64(n))
+	m.samples.Add(changeCPU.Name, max(used, 0)/float64(n))
 	m.log("%s: %d changes in %v", m.subject, n, time.Since(begin).Round(time.Millisecond))
 	return err
 }
@@ -257,7 +248,7 @@ func (m *measurement) bursts(ctx context.Context) error {
 			return fmt.Errorf("burst %d: %w", k+1, err)
 		}
 	}
-	m.log("%s: %d bursts in %v", m.subject, len(m.samples[burst]), time.Since(begin).Round(time.Millisecond))
+	m.log("%s: %d bursts in %v", m.subject, len(m.samples[burst.Name]), time.Since(begin).Round(time.Millisecond))
 	return nil
 }
 
@@ -279,7 +270,7 @@ func (m *measurement) burst(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	m.samples.Add(burst, float64(behind))
+	m.samples.Add(burst.Name, float64(behind))
 	return m.prober.client.Do(func() error {
 		for k := range min(10, len(some)) {
 			_, err := m.prober.until(ctx, frontend(some[k]), time.Now(), func(a netip.Addr) bool { return a == pods[k] })
@@ -320,7 +311,7 @@ func (m *measurement) ports(ctx context.Context) (err error) {
 		replied := time.Now()
 		to := netip.AddrPortFrom(netip.MustParseAddr(svc.Spec.ClusterIP), cluster.TargetPort)
 		served, err := m.prober.until(ctx, to, replied, func(netip.Addr) bool { return true })
-		m.samples.Add(manyPorts, float64(served.Sub(replied)))
+		m.samples.Add(manyPorts.Name, float64(served.Sub(replied)))
 		return err
 	})
 	none := metav1.DeleteOptions{}
@@ -340,9 +331,9 @@ func (m *measurement) restores(ctx context.Context) error {
 			m.samples.Add(series, values["kubeproxy_"+metric+`_sum{ip_family="IPv4"}`]/n*1e9)
 		}
 	}
-	mean(syncFull, "sync_full_proxy_rules_duration_seconds")
-	mean(syncPartial, "sync_partial_proxy_rules_duration_seconds")
-	for series, metric := range map[string]string{rulesAll: "iptables_total", rulesLast: "iptables_last"} {
+	mean(syncFull.Name, "sync_full_proxy_rules_duration_seconds")
+	mean(syncPartial.Name, "sync_partial_proxy_rules_duration_seconds")
+	for series, metric := range map[string]string{rulesAll.Name: "iptables_total", rulesLast.Name: "iptables_last"} {
 		for _, labels := range []string{`{ip_family="IPv4",table="nat"}`, `{table="nat",ip_family="IPv4"}`} {
 			if v, ok := values["kubeproxy_sync_proxy_rules_"+metric+labels]; ok && m.subject.Mode() == "iptables" {
 				m.samples.Add(series, v)

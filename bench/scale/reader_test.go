@@ -112,7 +112,7 @@ func BenchmarkReader(b *testing.B) {
 		m.reads(b, check)
 		check(m.node.remove(b.Context()))
 	}
-	for _, s := range []string{started, startCPU, changeCPU, resting, peakStart} {
+	for _, s := range []string{started.Name, startCPU.Name, changeCPU.Name, resting.Name, peakStart.Name} {
 		b.ReportMetric(bench.Median(all[0][s]), s+"-slipstream")
 		b.ReportMetric(bench.Median(all[1][s]), s+"-reader")
 	}
@@ -130,7 +130,7 @@ func (m *measurement) reads(b *testing.B, check func(error)) {
 	for !strings.Contains(program.Log(), "complete") {
 		check(bench.Sleep(b.Context(), time.Millisecond))
 	}
-	m.samples.Add(started, float64(time.Since(begin)))
+	m.samples.Add(started.Name, float64(time.Since(begin)))
 	check(m.startUsage(b.Context()))
 	check(m.atRest(b.Context()))
 	before, err := bench.Used(program.PID())
@@ -143,6 +143,6 @@ func (m *measurement) reads(b *testing.B, check func(error)) {
 	}
 	after, err := m.usedWhenCalm(b.Context(), program.PID())
 	check(err)
-	m.samples.Add(changeCPU, max(float64(after-before)-m.resting*float64(time.Since(begin)), 0)/float64(m.Changes/2))
+	m.samples.Add(changeCPU.Name, max(float64(after-before)-m.resting*float64(time.Since(begin)), 0)/float64(m.Changes/2))
 	check(program.Close())
 }

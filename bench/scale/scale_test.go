@@ -101,14 +101,17 @@ func TestAll(t *testing.T) {
 func checkSubject(t *testing.T, r *bench.Result, k int) {
 	t.Helper()
 	name := r.Subjects[k].Name
-	for series, count := range map[string]int{started: 1, startCPU: 1, resting: 1, changed: 3, changeCPU: 1, burst: 1, peakStart: 1, peak: 1, syncFull: 1, syncPartial: 1} {
+	for series, count := range map[string]int{
+		started.Name: 1, startCPU.Name: 1, resting.Name: 1, changed.Name: 3, changeCPU.Name: 1, burst.Name: 1, peakStart.Name: 1, peak.Name: 1,
+		syncFull.Name: 1, syncPartial.Name: 1,
+	} {
 		s := r.Find(series)
 		if s == nil || len(s.Outcomes[k].Values) < count {
 			t.Errorf("%s: %s: %+v, want %d values", name, series, s, count)
 			continue
 		}
 		// Few changes may take no more processor time than rest does.
-		o, mayBeNone := s.Outcomes[k], series == changeCPU
+		o, mayBeNone := s.Outcomes[k], series == changeCPU.Name
 		if o.Lowest < 0 || o.Median == 0 && !mayBeNone || o.Highest < o.Median {
 			t.Errorf("%s: %s: %+v", name, series, o)
 		}
@@ -116,7 +119,7 @@ func checkSubject(t *testing.T, r *bench.Result, k int) {
 			t.Errorf("%s: %s: no ratio", name, series)
 		}
 	}
-	if r.Find(peak).Outcomes[k].Median < r.Find(peakStart).Outcomes[k].Median {
+	if r.Find(peak.Name).Outcomes[k].Median < r.Find(peakStart.Name).Outcomes[k].Median {
 		t.Errorf("%s: the peak in the end is less than that of the start", name)
 	}
 }
