@@ -59,6 +59,7 @@ type pods [][]int
 // New makes up a cluster.
 func New(c Config) *Cluster {
 	n := c.Services * c.Endpoints
+	const podsPerNode = 30 // the usual mean in Kubernetes' scalability tests
 	out := &Cluster{
 		Config:  c,
 		Rand:    rand.New(rand.NewPCG(c.Seed, 0)),

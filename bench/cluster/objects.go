@@ -27,9 +27,6 @@ const (
 	// SliceSize is the EndpointSlice controller's default limit of endpoints in a slice.
 	SliceSize = 100
 
-	// podsPerNode is the usual mean in Kubernetes' scalability tests.
-	podsPerNode = 30
-
 	// LocalNode is the node that is programmed.
 	LocalNode = "node-0"
 )

@@ -33,9 +33,6 @@ type Options struct {
 // nobody is the observer that does not exist.
 const nobody = "nobody"
 
-// scrapes is the pause between two scrapes of the metrics.
-const scrapes = 15 * time.Second
-
 // views are what the page asks for in each view, and how often (assets/page.js).
 var views = map[string]struct {
 	paths []string

@@ -33,6 +33,7 @@ func (n *node) turn(ctx context.Context, observer string, into bench.Samples) (e
 	looking, stop := context.WithCancel(ctx)
 	g, looking := errgroup.WithContext(looking)
 	if observer != nobody {
+		const scrapes = 15 * time.Second // the pause between two scrapes of the metrics
 		g.Go(func() error { return n.look(looking, scrapes, "http://"+metricsAt+"/metrics") })
 	}
 	if v := views[observer]; v.paths != nil {

@@ -153,14 +153,9 @@ func problem(u *desired.Update) error {
 	return nil
 }
 
-const (
-	// chunkObjects is about how many objects are made before changes are measured with
-	// them, so that making them is not measured, and takes little memory.
-	chunkObjects = 50
-
-	// changesLimit bounds each kind of change in each round.
-	changesLimit = 4 * time.Second
-)
+// chunkObjects is about how many objects are made before changes are measured with
+// them, so that making them is not measured, and takes little memory.
+const chunkObjects = 50
 
 // kind is a kind of changes, by the name of its series.
 type kind struct {
@@ -187,6 +182,7 @@ func (s *slipstream) changes(n int) error {
 func (s *slipstream) repeat(n int, kinds ...kind) error {
 	objects := 1 + (s.cluster.Endpoints+cluster.SliceSize-1)/cluster.SliceSize // a Service, and its EndpointSlices
 	chunk := max(1, min(chunkObjects/objects, s.cluster.Live()/2))
+	const changesLimit = 4 * time.Second // of each kind of change in each round
 	deadline := time.Now().Add(changesLimit)
 	for done := 0; done < n && (done == 0 || time.Now().Before(deadline)); done += chunk {
 		for _, k := range kinds {

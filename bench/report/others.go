@@ -51,9 +51,6 @@ func (r *rises) add(value, most float64) {
 	r.last = value
 }
 
-// ticks in a second of /proc/PID/stat, on all kernels.
-const ticks = 100
-
 // othersUsed sums up the processor time, in seconds, of all processes that do not descend from
 // this one, with that of their children that have ended: when a child ends, its time passes to
 // its parent, so that the sum stays. Kernel threads do not count, as they work for this run too.
@@ -97,5 +94,6 @@ func sumOthers(stats map[int]procfs.ProcStat, pid int) float64 {
 			sum += float64(s.UTime) + float64(s.STime) + float64(s.CUTime) + float64(s.CSTime)
 		}
 	}
+	const ticks = 100 // in a second of /proc/PID/stat, on all kernels
 	return sum / ticks
 }

@@ -67,11 +67,8 @@ type result struct {
 	Result    *bench.Result `json:"result"`
 }
 
-// disturbed is how many processors other work may use before a step's numbers are marked.
-const disturbed = 0.15
-
-// Disturbed says whether other work ran on the machine.
-func (r *result) Disturbed() bool { return r.Elsewhere > disturbed }
+// Disturbed says whether other work ran on the machine: it may use 0.15 processors before a step's numbers are marked.
+func (r *result) Disturbed() bool { return r.Elsewhere > 0.15 }
 
 func (r *record) find(name string) *result {
 	for _, s := range r.Steps {

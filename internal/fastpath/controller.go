@@ -196,9 +196,6 @@ func (c *Controller) Reconcile(ctx context.Context, full *desired.Change) (datap
 // flowtable is flushed as a whole, and each tenant may cause it.
 const excludePause = 10 * time.Second
 
-// mostExcluded is how many frontends and addresses are flushed by themselves.
-const mostExcluded = 1000
-
 // flushExcluded returns connections to the slow path if a change, which was programmed with the
 // given error, excludes frontends or pods, or if all have to pass the rules: the configuration of this run excludes some,
 // or a policy may have changed since an earlier run. They may have been offloaded before.
@@ -225,6 +222,7 @@ func (c *Controller) flushExcluded(ctx context.Context, change *desired.Change, 
 			f.Frontends = append(f.Frontends, x.Key())
 		}
 	}
+	const mostExcluded = 1000 // frontends and addresses that are flushed by themselves
 	if len(f.Frontends)+len(f.Addresses) > mostExcluded {
 		*f = Flush{All: true}
 	}

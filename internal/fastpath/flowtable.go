@@ -211,9 +211,6 @@ func replaceFlowtable(b *nfnl.Batch, rules []nfnl.RuleInfo, f *nfnl.Flowtable) {
 
 var probeTable = nfnl.Table{Family: nfnl.INET, Name: "slipstream-probe"}
 
-// noDevice is a name that no interface has.
-const noDevice = "slipstream-none"
-
 // probe determines, without committing anything, whether the kernel keeps a flowtable's devices by name, whether they exist or
 // not (Linux 6.16). The error wraps a [feature.Missing] if the kernel has no flowtables for nf_tables of family inet, or lacks
 // an expression of the rules. Distributions have all of them as modules.
@@ -233,6 +230,7 @@ func probe(conn *nfnl.Conn) (byName bool, err error) {
 	case err != nil:
 		return false, err
 	}
+	const noDevice = "slipstream-none" // a name that no interface has
 	return canHave(conn, 0, nfnl.Device{Name: noDevice}) == nil, nil
 }
 

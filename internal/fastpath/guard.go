@@ -22,9 +22,6 @@ type guard struct {
 	unchecked  []desired.FrontendKey // since another program has committed
 }
 
-// sampleSize is how many frontends are looked up in one Check.
-const sampleSize = 32
-
 // expect records the kernel's rules.
 func (g *guard) expect(c *Controller) error {
 	t, err := c.conn.Contents(table)
@@ -118,6 +115,7 @@ func (c *Controller) has(set *nfnl.Set, key []byte, what string, args ...any) er
 // checkSample looks up the next few frontends, in random order.
 func (c *Controller) checkSample() error {
 	g := &c.guard
+	const sampleSize = 32 // frontends that are looked up in one Check
 	n := min(sampleSize, len(g.unchecked))
 	for _, k := range g.unchecked[:n] {
 		service, exists := c.frontends[k]

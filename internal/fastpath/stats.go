@@ -77,9 +77,6 @@ func (c *Controller) CountFlows(each func(visit func(*flows.Flow)) error) (map[t
 	return byService, err
 }
 
-// readTries is how often [ReadServices] reads a set that changes meanwhile.
-const readTries = 3
-
 // ReadServices reads the Services of the frontends from the kernel, of NodePorts at each address, in a network namespace
 // given by file descriptor (0 is the calling thread's), for processes other than the
 // Controller's. Names are truncated to 127 bytes. Without a fast path there are none. It is
@@ -92,6 +89,7 @@ func ReadServices(netns int) (flows.Services, error) {
 	}
 	read := func(set *nfnl.Set, visit func(nfnl.Element)) {
 		e := nfnl.ErrInterrupted
+		const readTries = 3 // how often a set is read that changes meanwhile
 		for try := 0; try < readTries && errors.Is(e, nfnl.ErrInterrupted); try++ {
 			// Each try adds elements that the one before has missed.
 			e = conn.Elements(table, set.Name, visit)

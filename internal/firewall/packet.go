@@ -250,12 +250,10 @@ func newWalker(conn *nfnl.Conn, t nfnl.Table) (*walker, error) {
 	return w, err
 }
 
-// maxDepth is more than the kernel's limit of nested jumps.
-const maxDepth = 20
-
 // chain sends the packet through a chain, which it reaches by a path. It returns whether its way through the
 // base chain ends there.
 func (w *walker) chain(name string, p path, depth int) (ends matching) {
+	const maxDepth = 20 // more than the kernel's limit of nested jumps
 	switch {
 	case strings.HasPrefix(name, OurChains):
 		return no // of iptables mode
@@ -658,9 +656,6 @@ func matchingOf(b bool) matching {
 	return no
 }
 
-// mostElements is how many elements of a set are looked at one by one.
-const mostElements = 1024
-
 // lookup evaluates a look-up in a set or a map. If it is in a verdict map and not certain, the outcomes are all, and ok is
 // false.
 func (w *walker) lookup(data []byte, o *outcome, regs *registers) (all []outcome, result matching, ok bool) {
@@ -695,6 +690,7 @@ func (w *walker) lookup(data []byte, o *outcome, regs *registers) (all []outcome
 	})
 	var ranges []Range
 	found, v, targets := no, verdict{}, map[verdict][]Range{}
+	const mostElements = 1024 // of a set that are looked at one by one
 	simple = simple && len(elements) <= mostElements
 	for i, e := range elements {
 		w.note(e.Key, []byte(e.Chain), []byte{byte(e.Verdict)})

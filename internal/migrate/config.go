@@ -202,11 +202,9 @@ func (c *Config) For(to string, services []*service) (string, error) {
 	return string(text) + "---\n" + string(more), err
 }
 
-// streamTimeout is the kernel's default of nf_conntrack_udp_timeout_stream.
-const streamTimeout = 2 * time.Minute
-
 // keepsUDP reports whether ipvs.udpTimeout becomes conntrack.udpStreamTimeout.
 func (c *Config) keepsUDP(to string) bool {
+	const streamTimeout = 2 * time.Minute // the kernel's default of nf_conntrack_udp_timeout_stream
 	return config.TraitsOf(c.From).VirtualServers && !config.TraitsOf(to).VirtualServers && c.KubeProxy.IPVS.UDPTimeout.Duration > streamTimeout && c.KubeProxy.Conntrack.UDPStreamTimeout.Duration == 0
 }
 

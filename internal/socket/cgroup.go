@@ -15,9 +15,6 @@ import (
 // ErrNoCGroup says that the node has no cgroup v2 of which processes could be served.
 var ErrNoCGroup = errors.New("no cgroup v2 with other processes is mounted")
 
-// rootInode is the inode number of the root of all cgroups; a container's is another.
-const rootInode = 1
-
 // findCGroup returns the cgroup to serve: the given one, or else the one nearest to the root of all
 // cgroups that is mounted. That of a container is of no use, unless it is a node itself.
 func findCGroup(given string) (string, error) {
@@ -43,6 +40,7 @@ func findCGroup(given string) (string, error) {
 		if unix.Stat(path, &stat) != nil {
 			continue
 		}
+		const rootInode = 1 // of the root of all cgroups; a container's is another
 		if stat.Ino == rootInode {
 			return path, nil
 		}

@@ -16,9 +16,6 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 )
 
-// commandTimeout is how long one command may take.
-const commandTimeout = 2 * time.Minute
-
 // lockSeconds is how long iptables-legacy waits for its lock.
 var lockSeconds = "60"
 
@@ -33,6 +30,7 @@ func (v Variant) command(f desired.Family, suffix string) string {
 // run runs a command in a network namespace and returns its output.
 func run(ctx context.Context, netns int, input []byte, name string, args ...string) (out []byte, err error) {
 	err = dataplane.Inside(netns, func() error {
+		const commandTimeout = 2 * time.Minute // how long one command may take
 		ctx, cancel := context.WithTimeout(ctx, commandTimeout)
 		defer cancel()
 		cmd := exec.CommandContext(ctx, name, args...)

@@ -222,14 +222,12 @@ func lastWord(s string) string { return s[strings.LastIndexByte(s, ' ')+1:] }
 
 // due says whether it is time for a full restore.
 func (b *Dataplane) due() error {
+	const fullShare = 10 // such restores take at most a tenth of the time
 	if p := b.options.SyncPeriod; p > 0 && time.Since(b.full.done) >= max(p, fullShare*b.full.took) {
 		return fmt.Errorf("%w: the last full restore was %s ago", dataplane.ErrDue, time.Since(b.full.done).Round(time.Second))
 	}
 	return nil
 }
-
-// Full restores that only SyncPeriod asks for take at most 1/fullShare of the time.
-const fullShare = 10
 
 // fullRestore is when the last one ended, and how long it took.
 type fullRestore struct {

@@ -83,11 +83,9 @@ func (b *Dataplane) Probe(ctx context.Context) ([]dataplane.Missing, error) {
 	return b.missing, nil
 }
 
-// removeTimeout is how long removeProbe may take.
-const removeTimeout = 5 * time.Second
-
 // removeProbe removes the chains and the set of a probe, without commands.
 func (b *Dataplane) removeProbe(ctx context.Context) error {
+	const removeTimeout = 5 * time.Second // how long the removal may take
 	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
 	defer cancel()
 	err := dataplane.Inside(b.config.NetNS, func() error { return iptchains.Remove(ctx, probeOwner) })

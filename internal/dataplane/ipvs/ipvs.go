@@ -32,9 +32,6 @@ type Options struct {
 	SyncPeriod time.Duration
 }
 
-// defaultScheduler is kube-proxy's.
-const defaultScheduler = "rr"
-
 // Dataplane is the IPVS dataplane. It needs CONFIG_IP_VS with CONFIG_IP_VS_NFCT, what its table
 // needs, and CAP_NET_ADMIN in the network namespace.
 type Dataplane struct {
@@ -82,6 +79,7 @@ func New(c dataplane.Config, o Options) (*Dataplane, error) {
 	if err != nil {
 		return nil, errors.Join(err, b.Close())
 	}
+	const defaultScheduler = "rr" // kube-proxy's
 	if b.scheduler, err = parseScheduler(cmp.Or(o.Scheduler, defaultScheduler)); err != nil {
 		return nil, errors.Join(fmt.Errorf("ipvs.scheduler: %w", err), b.Close())
 	}

@@ -31,9 +31,6 @@ type Events struct {
 
 const readAtOnce = 32
 
-// eventBuffer is the requested size of the socket's receive queue, in bytes: some 8,000 events.
-const eventBuffer = 8 << 20
-
 // Listen starts to queue the events of multicast groups that a filter, if not nil, passes. The
 // namespace is that of Dial.
 func Listen(netns int, filter []bpf.RawInstruction, groups ...uint32) (*Events, error) {
@@ -42,6 +39,7 @@ func Listen(netns int, filter []bpf.RawInstruction, groups ...uint32) (*Events, 
 		return nil, err
 	}
 	var fd int
+	const eventBuffer = 8 << 20 // the requested size of the socket's receive queue, in bytes: some 8,000 events
 	err = s.SetReadBuffer(eventBuffer)
 	if err == nil && filter != nil {
 		err = s.SetBPF(filter)

@@ -24,9 +24,6 @@ import (
 // MaxNameLen is how long a set's name can be, in bytes (IPSET_MAXNAMELEN less the NUL).
 const MaxNameLen = 31
 
-// maxMembers is how many members a set may have. The kernel reserves nothing for them.
-const maxMembers = 1 << 24
-
 // TypePorts is the type of a set of ports, which has no address family.
 const TypePorts = "bitmap:port"
 
@@ -97,6 +94,7 @@ func (c *Conn) Close() {
 // Create creates a set of a type, as the command ipset names it, unless there is one like
 // it.
 func (c *Conn) Create(name, typ string, v6 bool) error {
+	const maxMembers = 1 << 24 // of a set; the kernel reserves nothing for them
 	o := netlink.IpsetCreateOptions{Replace: true, Family: unix.AF_INET, MaxElements: maxMembers}
 	if v6 {
 		o.Family = unix.AF_INET6
@@ -227,9 +225,6 @@ func (c *Conn) request(command int, name string) *nl.NetlinkRequest {
 	return r
 }
 
-// destroyTimeout is how long Destroy waits for rules to let go of sets.
-const destroyTimeout = 2 * time.Second
-
 // Destroy destroys those sets that exist in the calling thread's network namespace, see
 // [Conn.Destroy].
 func Destroy(ctx context.Context, names ...string) error {
@@ -247,6 +242,7 @@ func Destroy(ctx context.Context, names ...string) error {
 // Destroy destroys those sets that exist. The kernel frees rules of nf_tables a little after
 // their removal; so while sets are in use Destroy waits, up to two seconds in all.
 func (c *Conn) Destroy(ctx context.Context, names ...string) error {
+	const destroyTimeout = 2 * time.Second // how long to wait for rules to let go of sets
 	ctx, cancel := context.WithTimeout(ctx, destroyTimeout)
 	defer cancel()
 	var errs []error

@@ -15,9 +15,6 @@ type BaseChain struct {
 	Devices  []Device // of a chain at interfaces: of family netdev, and of inet at the hook ingress
 }
 
-// nftaHookDevs are the devices of a chain (NFTA_HOOK_DEVS, Linux 5.5).
-const nftaHookDevs = 4
-
 // BaseChains returns the base chains of all tables of a family, also those of dormant tables, which are not attached.
 func (c *Conn) BaseChains(f Family) (all []BaseChain, err error) {
 	err = Undisturbed(func() error {
@@ -28,6 +25,7 @@ func (c *Conn) BaseChains(f Family) (all []BaseChain, err error) {
 				return
 			}
 			policy := Attr(body, unix.NFTA_CHAIN_POLICY)
+			const nftaHookDevs = 4 // the devices of a chain (NFTA_HOOK_DEVS, Linux 5.5)
 			all = append(all, BaseChain{
 				Devices:  parseDevices(Attr(hook, nftaHookDevs)),
 				Table:    Table{Family: f, Name: cString(Attr(body, unix.NFTA_CHAIN_TABLE))},

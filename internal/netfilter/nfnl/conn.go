@@ -19,9 +19,6 @@ import (
 // up to the size of previous reads (at most 32 KiB).
 const receiveBuffer = 64 << 10
 
-// socketBuffer is the requested size of the socket's receive queue, in bytes.
-const socketBuffer = 8 << 20
-
 // Conn is a netlink socket to nf_tables. It is not safe for concurrent use.
 type Conn struct {
 	Dumps, Requests int // numbers of dumps, and of all requests that read, so far, for tests
@@ -49,6 +46,7 @@ func Dial(netns int) (*Conn, error) {
 		return nil, err
 	}
 	c := &Conn{sock: s, rbuf: make([]byte, receiveBuffer), commits: new(Commits)}
+	const socketBuffer = 8 << 20 // the requested size of the socket's receive queue, in bytes
 	if err := s.SetReadBuffer(socketBuffer); err != nil {
 		return nil, errors.Join(fmt.Errorf("netlink socket receive buffer: %w", err), s.Close())
 	}

@@ -17,12 +17,10 @@ import (
 // may be inconsistent. Read again.
 var ErrInterrupted = errors.New("the ruleset changed while it was read")
 
-// undisturbedTries is how often [Undisturbed] reads at most.
-const undisturbedTries = 100
-
 // Undisturbed calls read until the ruleset does not change meanwhile. After a hundred tries
 // it returns [ErrInterrupted].
 func Undisturbed(read func() error) (err error) {
+	const undisturbedTries = 100 // readings at most
 	for range undisturbedTries {
 		if err = read(); !errors.Is(err, ErrInterrupted) {
 			break

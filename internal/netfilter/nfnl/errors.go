@@ -65,9 +65,6 @@ type kernelError struct {
 	offset  int // of the refused attribute in the message; 0 if unknown
 }
 
-// nlmsgAckTLVs marks an acknowledgement that carries attributes (NLM_F_ACK_TLVS).
-const nlmsgAckTLVs = 0x200
-
 func parseError(h sock.Header, payload []byte) kernelError {
 	var e kernelError
 	if len(payload) < 4 {
@@ -75,6 +72,7 @@ func parseError(h sock.Header, payload []byte) kernelError {
 	}
 	e.errno = unix.Errno(-int32(binary.NativeEndian.Uint32(payload)))
 	const fixed = 4 + nlmsgHeaderLen // the error and the request's header, without the rest because of NETLINK_CAP_ACK
+	const nlmsgAckTLVs = 0x200       // an acknowledgement that carries attributes (NLM_F_ACK_TLVS)
 	if h.Flags&nlmsgAckTLVs != 0 && len(payload) > fixed {
 		e.message = cString(Attr(payload[fixed:], unix.NLMSGERR_ATTR_MSG))
 		if v := Attr(payload[fixed:], unix.NLMSGERR_ATTR_OFFS); len(v) >= 4 {

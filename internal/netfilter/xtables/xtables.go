@@ -129,9 +129,6 @@ func (c *Conn) Info(table string) (Info, error) {
 	return buf.Info, err
 }
 
-// readTries is how often Read tries to read a table that changes.
-const readTries = 100
-
 // Read reads a table. It creates the table if it does not exist.
 func (c *Conn) Read(table string) (*Table, error) {
 	t := &Table{Name: table, family: c.family}
@@ -144,6 +141,7 @@ func (c *Conn) Read(table string) (*Table, error) {
 		copy(buf, table)
 		binary.NativeEndian.PutUint32(buf[nameLen:], t.Size)
 		err = c.get(optGetEntries, unsafe.Pointer(&buf[0]), len(buf))
+		const readTries = 100 // of a table that changes
 		if errors.Is(err, unix.EAGAIN) && try < readTries {
 			continue // its size has changed
 		}

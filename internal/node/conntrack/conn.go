@@ -186,14 +186,12 @@ func refused(err error) bool {
 	return errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ERANGE)
 }
 
-// deleteAtOnce is the number of deletions in one message.
-const deleteAtOnce = 64
-
 // delete sends deletions. It ignores entries that do not exist any more, and returns the
 // first of other errors.
 func (c *Conn) delete(ctx context.Context, deletions []netlink.Message, stats *Stats) error {
 	var first error
 	failed := 0
+	const deleteAtOnce = 64 // deletions in one message
 	for batch := range slices.Chunk(deletions, deleteAtOnce) {
 		err := c.conn.Execute(ctx, batch, func(err error) {
 			switch {

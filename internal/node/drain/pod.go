@@ -44,9 +44,6 @@ func isLinked(id int) (bool, error) {
 	return slices.ContainsFunc(links, func(l netlink.Link) bool { return l.Attrs().NetNsID == id }), err
 }
 
-// targetNamespace is IFA_TARGET_NETNSID (Linux 4.20).
-const targetNamespace = 10
-
 // addresses returns the addresses in the network namespace with a number. It does not enter that, which needs more rights.
 func addresses(id int) (all []netip.Addr, err error) {
 	s, err := nl.GetNetlinkSocketAt(netns.None(), netns.None(), unix.NETLINK_ROUTE)
@@ -61,6 +58,7 @@ func addresses(id int) (all []netip.Addr, err error) {
 		r := nl.NewNetlinkRequest(unix.RTM_GETADDR, unix.NLM_F_DUMP)
 		r.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: s}}
 		r.AddData(nl.NewIfAddrmsg(family))
+		const targetNamespace = 10 // IFA_TARGET_NETNSID (Linux 4.20)
 		r.AddData(nl.NewRtAttr(targetNamespace, nl.Uint32Attr(uint32(id))))
 		messages, err := netif.Complete(func() ([][]byte, error) { return r.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWADDR) })
 		if err != nil {

@@ -138,9 +138,6 @@ func (c *Counter) clear() {
 	c.read = time.Time{}
 }
 
-// askAgain is the time after which the kernel is asked again whether it reports connections.
-const askAgain = time.Second
-
 // eventsParameter says whether it does. It exists once nf_conntrack is there.
 const eventsParameter = "net.netfilter.nf_conntrack_events"
 
@@ -218,6 +215,7 @@ func (c *Counter) update(ctx context.Context) error {
 			return err
 		}
 	}
+	const askAgain = time.Second // when the kernel is asked again whether it reports connections
 	if time.Since(c.asked) >= askAgain {
 		c.silent, c.asked = Ask(c.netns), time.Now()
 	}

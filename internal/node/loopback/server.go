@@ -49,9 +49,6 @@ type Options struct {
 	Listening func([2]int)
 }
 
-// retryPeriod is the pause before a listener that could not be opened is tried again.
-const retryPeriod = 5 * time.Second
-
 // descriptors is how many file descriptors a TCP connection takes: two sockets, and the
 // pipes of splice(2) in both directions.
 const descriptors = 6
@@ -144,6 +141,7 @@ func (s *Server) settle() {
 		s.options.Listening(s.listening)
 	}
 	if len(s.failing) > 0 && s.retry == nil {
+		const retryPeriod = 5 * time.Second // the pause before a listener that could not be opened is tried again
 		s.retry = time.AfterFunc(retryPeriod, s.tryAgain)
 	}
 }

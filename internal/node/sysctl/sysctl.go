@@ -33,9 +33,6 @@ type Conntrack struct {
 	UDPStreamTimeout      time.Duration // nf_conntrack_udp_timeout_stream
 }
 
-// entriesPerBucket is the maximum number of entries for each bucket of the hash table.
-const entriesPerBucket = 4
-
 // Apply sets the parameters that differ, and continues after errors, such as a read-only
 // /proc/sys in a container. The files exist once the kernel has loaded nf_conntrack.
 func (c Conntrack) Apply(ctx context.Context) error { return c.apply(ctx, "/") }
@@ -70,6 +67,7 @@ type parameter struct {
 
 // parameters are those to set.
 func (c Conntrack) parameters() (all []parameter) {
+	const entriesPerBucket = 4 // of the hash table, at most
 	for _, p := range []parameter{
 		{"nf_conntrack_max", "proc/sys/net/netfilter/nf_conntrack_max", c.Max, true},
 		{"hashsize of nf_conntrack", "sys/module/nf_conntrack/parameters/hashsize", c.Max / entriesPerBucket, true},

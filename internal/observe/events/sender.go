@@ -30,9 +30,6 @@ const (
 
 	// countPeriod is the least time between two requests about one series.
 	countPeriod = time.Minute
-
-	// seriesEnd is the quiet time that ends a series (KEP-383).
-	seriesEnd = 6 * time.Minute
 )
 
 // The maximum numbers of series: on all Services, on those of one namespace, and on one. Who may write
@@ -166,6 +163,7 @@ func (s *sender) due(now time.Time) map[seriesKey]*series {
 	defer s.mu.Unlock()
 	due := map[seriesKey]*series{}
 	for key, one := range s.series {
+		const seriesEnd = 6 * time.Minute // the quiet time that ends a series (KEP-383)
 		switch unsent := !one.created || one.repeats > one.reported; {
 		case one.failures > retries, !unsent && now.Sub(one.last) > seriesEnd:
 			delete(s.series, key)

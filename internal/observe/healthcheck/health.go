@@ -21,9 +21,6 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// retryPeriod is the pause after an error, unless a change causes an earlier attempt.
-const retryPeriod = 5 * time.Second
-
 // Options configure a Server.
 type Options struct {
 	Listen  func(network, address string) (net.Listener, error) // at "tcp4" or "tcp6"; net.Listen if nil
@@ -157,6 +154,7 @@ func (s *Server) note(svc *service, err error) {
 		}
 	}
 	if s.retry == nil {
+		const retryPeriod = 5 * time.Second // after an error, unless a change causes an earlier attempt
 		s.retry = time.AfterFunc(retryPeriod, func() {
 			s.mu.Lock()
 			defer s.mu.Unlock()

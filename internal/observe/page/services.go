@@ -76,10 +76,8 @@ type list struct {
 	described bool                   // all have addresses and endpoints
 }
 
-// keep is how long rows are shown again.
-const keep = 5 * time.Second
-
 func (l *list) refresh(ctx context.Context) error {
+	const keep = 5 * time.Second // how long rows are shown again
 	if time.Since(l.at) < keep {
 		return nil
 	}

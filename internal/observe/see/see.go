@@ -153,12 +153,8 @@ func (w *Warnings) OnService(service types.NamespacedName, reason, note string) 
 	w.Recorder.OnService(service, reason, plain.Line(note, noteLimit))
 }
 
-const (
-	// answerTimeout bounds an answer.
-	answerTimeout = 30 * time.Second
-	// listenAgain is the pause after a failure to listen.
-	listenAgain = 5 * time.Second
-)
+// answerTimeout bounds an answer.
+const answerTimeout = 30 * time.Second
 
 // Serve answers on the Unix socket at a path until ctx ends, and logs once why it cannot.
 func (v *View) Serve(ctx context.Context, path string) {
@@ -182,6 +178,7 @@ func ServeSocket(ctx context.Context, path string, mode fs.FileMode, failed func
 			}
 		}
 		failed(err)
+		const listenAgain = 5 * time.Second
 		select {
 		case <-ctx.Done():
 		case <-time.After(listenAgain):

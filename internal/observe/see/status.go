@@ -79,8 +79,6 @@ const (
 	recent = 5 * time.Minute
 	// late is how long a change may wait before that is a problem.
 	late = 10 * time.Second
-	// fullPercent is the fill of a table from which it is a problem.
-	fullPercent = 90
 	// loopPatience is how long the proxy's loop may take to answer: it programs one change.
 	loopPatience = 10 * time.Second
 )
@@ -183,6 +181,7 @@ func (v *View) status(ctx context.Context, patience time.Duration) (*Status, err
 		problem("CannotVerify", "see the log", "The kernel's content could not be verified: %s", s.Verify.Failed)
 	}
 	for _, t := range s.Tables {
+		const fullPercent = 90 // the fill of a table from which it is a problem
 		if t.Limit > 0 && t.Entries*100 >= t.Limit*fullPercent {
 			remedies := map[bool]string{true: "raise net.netfilter.nf_conntrack_max (conntrack.maxPerCore)", false: "lower the timeouts, or find the clients that fill it"}
 			problem("TableFull", remedies[t.Name == conntrackTable], "The table of %s is nearly full: %d of %d", t.Name, t.Entries, t.Limit)

@@ -73,9 +73,6 @@ type message struct {
 // pollPeriod is the time between two looks at the probe and the trace.
 const pollPeriod = 10 * time.Millisecond
 
-// listTimeout bounds an nft command that lists a chain.
-const listTimeout = 5 * time.Second
-
 // Trace sends a probe for the connection that x explains, if the client is this node or a pod of it,
 // or else awaits a packet of such a connection, for a limited time. It adds what the kernel did to
 // x, also when ctx ends. It calls wait, with the connection, before it awaits a packet. It runs on the
@@ -550,6 +547,7 @@ func (t *tracer) rule(m *message) string {
 		return handle // nft would read all elements
 	}
 	if _, listed := t.listings[key]; !listed {
+		const listTimeout = 5 * time.Second // of an nft command that lists a chain
 		ctx, cancel := context.WithTimeout(t.ctx, listTimeout)
 		defer cancel()
 		out, _ := exec.CommandContext(ctx, "nft", "-a", "-s", "-t", "list", "chain", m.table.Family.String(), m.table.Name, m.chain).Output()

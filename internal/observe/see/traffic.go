@@ -81,14 +81,8 @@ func (c *Counted) merge(o *Counted) {
 	c.ConnectionRate, c.ByteRate = sum(c.ConnectionRate, o.ConnectionRate), sum(c.ByteRate, o.ByteRate)
 }
 
-const (
-	// rateAfter is the shortest time over which rates are measured.
-	rateAfter = time.Second
-	// drainPeriod is the time between two looks at the queue of events.
-	drainPeriod = 250 * time.Millisecond
-	// askAgain is the time after the last question when counting ends.
-	askAgain = 5 * time.Minute
-)
+// rateAfter is the shortest time over which rates are measured.
+const rateAfter = time.Second
 
 // Recent is the age up to which an answer may take connections from a walk that another question has
 // caused: a page that is read and metrics that are scraped, each 15 s, need one walk together.
@@ -262,11 +256,13 @@ func (t *traffic) end() {
 
 // run empties the queue of events until nobody asks any more.
 func (t *traffic) run(events *ctnetlink.Events) {
+	const drainPeriod = 250 * time.Millisecond // between two looks at the queue of events
 	tick := time.NewTicker(drainPeriod)
 	defer tick.Stop()
 	for range tick.C {
 		t.mu.Lock()
 		stopped := t.events != events
+		const askAgain = 5 * time.Minute // after the last question, counting ends
 		if !stopped && (t.drain() != nil || time.Since(t.asked) > askAgain) {
 			_ = t.stop() // the next question begins again
 			stopped = true

@@ -444,9 +444,6 @@ func (x *explainer) dropped(found map[firewall.Dropping][]string, all int, what,
 	}
 }
 
-// probeTimeout bounds a connection of --probe.
-const probeTimeout = 2 * time.Second
-
 // probe connects to endpoints over TCP, from this node, and closes the connections.
 func (x *explainer) probe(all []desired.Candidate, onlyHere bool) {
 	if onlyHere {
@@ -464,6 +461,7 @@ func (x *explainer) probe(all []desired.Candidate, onlyHere bool) {
 	var probing sync.WaitGroup
 	for i, c := range all {
 		probing.Go(func() {
+			const probeTimeout = 2 * time.Second // of a connection
 			ctx, cancel := context.WithTimeout(x.ctx, probeTimeout)
 			defer cancel()
 			conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", c.Backend.String())

@@ -30,17 +30,9 @@ type Reviewer struct {
 
 // NewReviewer makes a Reviewer with clients for the two groups of the API.
 func NewReviewer(authentication, authorization rest.Interface) *Reviewer {
+	const mostReviews = 1000 // bounds the answers that are kept, as anybody can send any number of tokens
 	return &Reviewer{authentication, authorization, cache.NewLRUExpireCache(mostReviews)}
 }
-
-const (
-	// reviewLasts is how long an answer of the API server holds.
-	reviewLasts = 10 * time.Second
-	// reviewTimeout bounds the questions about one request.
-	reviewTimeout = 10 * time.Second
-	// mostReviews bounds the answers that are kept, as anybody can send any number of tokens.
-	mostReviews = 1000
-)
 
 // guard lets requests through that the API server allows. The token is that of a bearer or, for browsers,
 // the password of any user.
@@ -76,6 +68,7 @@ func (r *Reviewer) status(q *http.Request, token string) int {
 	if known, ok := r.known.Get(key); ok {
 		return known.(int)
 	}
+	const reviewTimeout = 10 * time.Second // of the questions about one request
 	ctx, cancel := context.WithTimeout(q.Context(), reviewTimeout)
 	defer cancel()
 	status, err := r.ask(ctx, token, verb, q.URL.Path)
@@ -83,6 +76,7 @@ func (r *Reviewer) status(q *http.Request, token string) int {
 		klog.FromContext(ctx).V(2).Info("The API server does not say whether a client may read", "path", q.URL.Path, "reason", err.Error())
 		return http.StatusServiceUnavailable
 	}
+	const reviewLasts = 10 * time.Second // how long an answer of the API server holds
 	r.known.Add(key, status, reviewLasts)
 	return status
 }

@@ -16,17 +16,6 @@ import (
 	"k8s.io/klog/v2"
 )
 
-const (
-	// retryPeriod is the pause after a failure, as in kube-proxy.
-	retryPeriod = 5 * time.Second
-	// shutdownTimeout bounds how long Run waits for active requests at the end.
-	shutdownTimeout = time.Second
-	// headerTimeout bounds how long a client may take to send the request header.
-	headerTimeout = 10 * time.Second
-	// idleTimeout ends a connection without a request: clients cannot keep many of them.
-	idleTimeout = 2 * time.Minute
-)
-
 type endpoint struct {
 	name    string // as in the configuration's name of the address
 	address string
@@ -80,6 +69,8 @@ func (s *Server) once(ctx context.Context, e *endpoint) error {
 		e.reported = ""
 	}
 	log.V(3).Info("Serving", "endpoint", e.name, "address", l.Addr())
+	const headerTimeout = 10 * time.Second // how long a client may take to send the request header
+	const idleTimeout = 2 * time.Minute    // ends a connection without a request: clients cannot keep many of them
 	server := &http.Server{
 		Handler:           e.handler,
 		ReadHeaderTimeout: headerTimeout,
@@ -90,6 +81,7 @@ func (s *Server) once(ctx context.Context, e *endpoint) error {
 	stopped := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(stopped)
+		const shutdownTimeout = time.Second // how long to wait for active requests at the end
 		last, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
 		defer cancel()
 		if server.Shutdown(last) != nil {

@@ -73,6 +73,7 @@ func New(o Options) *Server {
 	if o.Listen == nil {
 		o.Listen = net.Listen
 	}
+	const retryPeriod = 5 * time.Second // the pause after a failure, as in kube-proxy
 	return &Server{options: o, retry: retryPeriod, started: time.Now()}
 }
 

@@ -44,9 +44,6 @@ func Outcome(err error) string {
 	return err.Error()
 }
 
-// defaultTimeout ends before TCP repeats a lost SYN, so that a lost one is a timeout.
-const defaultTimeout = time.Second
-
 // Reply is the result of one exchange for a client.
 type Reply struct {
 	Server string         // the name that the server gives
@@ -102,6 +99,7 @@ type client struct {
 
 // dial connects and waits for the first answer.
 func (m *Machine) dial(p Protocol, dest netip.AddrPort, opts []ConnectOption) (c *client, err error) {
+	const defaultTimeout = time.Second // ends before TCP repeats a lost SYN, so that a lost one is a timeout
 	o := connectOptions{timeout: defaultTimeout}
 	for _, opt := range opts {
 		opt(&o)

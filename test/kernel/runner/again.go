@@ -9,9 +9,6 @@ import (
 	"strings"
 )
 
-// maxFlaky is how many failed tests run again. More failures have a common cause.
-const maxFlaky = 3
-
 // again runs failed tests once more, each alone, after all others. It marks those that pass now as passed,
 // and returns them with their first failures, one for each kernel. Nothing runs again if there are
 // more than maxFlaky failures, or with -count, or if a failure is certain: a data race, or one
@@ -26,6 +23,7 @@ func (x executor) again(ctx context.Context, total result, runs []packageRun, ke
 			failures = append(failures, mergedTest{t.pkg, t.name, failed, []detail{d}})
 		}
 	}
+	const maxFlaky = 3 // failed tests that run again; more failures have a common cause
 	if len(failures) == 0 || len(failures) > maxFlaky || x.opts.count > 1 || ctx.Err() != nil {
 		return nil
 	}

@@ -20,9 +20,6 @@ type Stored struct {
 	Object runtime.Object
 }
 
-// maxOperations is etcd's limit for a transaction (--max-txn-ops).
-const maxOperations = 128
-
 // Store writes objects into etcd, as kube-apiserver stores them: with all defaults, and without
 // a resourceVersion. kube-apiserver learns of them by its watch. It is for large numbers of
 // Services: kube-apiserver itself (v1.37.1) counts all ClusterIPs for each one that it allocates.
@@ -52,6 +49,7 @@ func (c *ControlPlane) Store(ctx context.Context, objects []Stored) error {
 			Key:   base64.StdEncoding.EncodeToString([]byte("/registry/" + o.Key)),
 			Value: base64.StdEncoding.EncodeToString(value.Bytes()),
 		}})
+		const maxOperations = 128 // etcd's limit for a transaction (--max-txn-ops)
 		if len(transaction.Success) < maxOperations && i < len(objects)-1 {
 			continue
 		}
