@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/bench/bench"
+	"github.com/slipstream-proxy/slipstream/internal/collect"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	"golang.org/x/sync/errgroup"
 )
@@ -37,10 +38,7 @@ func (n *node) turn(ctx context.Context, observer string, into bench.Samples) (e
 		g.Go(func() error { return n.look(looking, scrapes, "http://"+metricsAt+"/metrics") })
 	}
 	if v := views[observer]; v.paths != nil {
-		var urls []string
-		for _, path := range v.paths {
-			urls = append(urls, "http://"+pageAt+"/data/"+path)
-		}
+		urls := collect.From(v.paths, func(path string) string { return "http://" + pageAt + "/data/" + path })
 		g.Go(func() error { return n.look(looking, v.pause, urls...) })
 	}
 	g.Go(func() error {

@@ -80,7 +80,11 @@ func (s *slipstream) measure() error {
 			return err
 		}
 	}
-	return s.memory()
+	top, err1 := bench.Memory(os.Getpid())
+	m, _, err2 := rest()
+	s.samples.Add("peak_rss", float64(top.VmHWM))
+	s.samples.Add("rss", float64(m.VmRSS))
+	return errors.Join(err1, err2)
 }
 
 func (s *slipstream) cold() error {
@@ -231,14 +235,6 @@ func (s *slipstream) burst() error {
 		took += time.Since(start)
 	}
 	return s.apply(burst, time.Now().Add(-took))
-}
-
-func (s *slipstream) memory() error {
-	top, err1 := bench.Memory(os.Getpid())
-	m, _, err2 := rest()
-	s.samples.Add("peak_rss", float64(top.VmHWM))
-	s.samples.Add("rss", float64(m.VmRSS))
-	return errors.Join(err1, err2)
 }
 
 // rest frees unused memory, and measures the memory and the reachable objects, in bytes.

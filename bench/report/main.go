@@ -90,7 +90,12 @@ func measure(ctx context.Context, records map[string]*record, data string, fast 
 			r = &record{Part: p.Name}
 		}
 		steps := p.in(fast)
-		r.keep(steps, version)
+		// What other commands, or another version, have measured is forgotten.
+		r.Steps = slices.DeleteFunc(r.Steps, func(old *result) bool {
+			return !slices.ContainsFunc(steps, func(s step) bool {
+				return s.name == old.Name && s.command == old.Command && old.Version == version
+			})
+		})
 		records[p.Name] = r
 		for _, s := range steps {
 			if old := r.find(s.name); old == nil || old.Result == nil {

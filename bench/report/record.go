@@ -79,15 +79,6 @@ func (r *record) find(name string) *result {
 	return nil
 }
 
-// keep forgets what other commands than those of the steps, or another version, have measured.
-func (r *record) keep(steps []step, version string) {
-	r.Steps = slices.DeleteFunc(r.Steps, func(old *result) bool {
-		return !slices.ContainsFunc(steps, func(s step) bool {
-			return s.name == old.Name && s.command == old.Command && old.Version == version
-		})
-	})
-}
-
 // put adds a result in the place of the one of its name.
 func (r *record) put(s *result) {
 	r.Steps = slices.DeleteFunc(r.Steps, func(old *result) bool { return old.Name == s.Name })

@@ -384,17 +384,12 @@ func (p *prober) until(ctx context.Context, to netip.AddrPort, begin time.Time, 
 		if now.Sub(begin) > p.timeout {
 			return now, fmt.Errorf("%w: connections to %v: %v %v", errTooLong, to, pod, err)
 		}
-		sleep(bounded(elapsed/1000, 100*time.Microsecond, 10*time.Millisecond))
+		pause := unix.NsecToTimespec(int64(bounded(elapsed/1000, 100*time.Microsecond, 10*time.Millisecond)))
+		_, _ = unix.Ppoll(nil, &pause, nil) // more precise than time.Sleep, and holds its thread
 	}
 }
 
 func bounded(d, least, most time.Duration) time.Duration { return min(max(d, least), most) }
-
-// sleep is more precise than [time.Sleep], and holds its thread.
-func sleep(d time.Duration) {
-	t := unix.NsecToTimespec(int64(d))
-	_, _ = unix.Ppoll(nil, &t, nil)
-}
 
 // errSilent says that nothing answers.
 var errSilent = errors.New("no answer")

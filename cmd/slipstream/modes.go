@@ -193,13 +193,12 @@ func removeModes(ctx context.Context, used string) (err error) {
 	return err
 }
 
-func removeNFTables(ctx context.Context) (err error) {
+func removeNFTables(ctx context.Context) error {
 	b, err := nftables.New(dataplane.Config{})
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, b.Close()) }()
-	return b.Cleanup(ctx)
+	return errors.Join(b.Cleanup(ctx), b.Close())
 }
 
 // countRules publishes the counters of iptables mode as metrics.

@@ -180,7 +180,7 @@ func (c *Controller) writeJudges(b *nfnl.Batch) {
 			f := &families[i]
 			for _, protocol := range []byte{unix.IPPROTO_TCP, unix.IPPROTO_UDP} { // always in this order, for Verify
 				name := map[byte]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp"}[protocol]
-				to := chain(nil, fmt.Sprintf("%s-%s-%s", set.Name, f, name))
+				to := chain(nil, fmt.Sprintf("%s-%s-%s", set.Name, f.name, name))
 				rule(candidates, "", directionIs(direction), is(meta(expr.MetaKeyNFPROTO), byte(f.Family)), is(meta(expr.MetaKeyL4PROTO), protocol), goTo(to))
 				rule(to, "", ct(ctKeyID), in(set), ret())
 				for n, way := range o.known.Ways {
@@ -275,10 +275,6 @@ func (f *family) load(field firewall.Field, direction uint8, way *firewall.Way) 
 		return []expr.Any{port}
 	}
 	return []expr.Any{nfnl.CtSourcePort.Load(f.Family, direction, regKey)}
-}
-
-func (f *family) String() string {
-	return map[nfnl.Family]string{nfnl.IPv4: "ipv4", nfnl.IPv6: "ipv6"}[f.Family]
 }
 
 // is compares a byte that was loaded.

@@ -112,10 +112,8 @@ func (c *Controller) choose(all []netif.Interface) map[int]link {
 
 const badExpression = "Fast path: an interface does not take part, because the expression failed"
 
-// wanted returns the devices that the flowtable should have.
-func (c *Controller) wanted() deviceSet { return c.wantedOf(c.links) }
-
-func (c *Controller) wantedOf(links map[int]link) deviceSet {
+// wantedDevices returns the devices that the flowtable should have with these interfaces.
+func wantedDevices(links map[int]link) deviceSet {
 	s := deviceSet{}
 	for _, l := range links {
 		if l.chosen {
@@ -186,7 +184,7 @@ func (c *Controller) reread() error {
 // trySync commits the differences between the wanted devices and those of the flowtable
 // (c.devices), or a new flowtable, and the set of interfaces.
 func (c *Controller) trySync() (refused, err error) {
-	wanted := c.wanted()
+	wanted := wantedDevices(c.links)
 	c.batch.Reset()
 	if c.unsynced || !maps.Equal(wanted, c.devices) {
 		c.writeMembers(wanted)

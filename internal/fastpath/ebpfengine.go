@@ -58,7 +58,7 @@ func (c *ebpfEngine) flushed(f *Flush) error                    { return c.progr
 func (c *ebpfEngine) checkTable(*nfnl.Contents) error           { return nil }
 func (c *ebpfEngine) close() error                              { return c.program.Close() }
 func (c *ebpfEngine) cleanup() error {
-	return errors.Join(c.program.Detach(), ebpf.Remove(c.config.NetNS))
+	return errors.Join(c.program.SetInterfaces(nil), c.program.Delete(func(*ebpf.Flow) bool { return true }), ebpf.Remove(c.config.NetNS))
 }
 
 func (c *ebpfEngine) run(ctx context.Context) { c.program.Run(ctx) }

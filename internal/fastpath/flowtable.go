@@ -100,7 +100,7 @@ func (c *flowtableEngine) isProgrammed(f *nfnl.Flowtable) bool {
 // wantsHardware reports whether to use hardware: it is configured, and the drivers of all
 // interfaces support it.
 func (c *flowtableEngine) wantsHardware() bool {
-	wanted := c.wanted().list()
+	wanted := wantedDevices(c.links).list()
 	if c.config.Hardware == Off || len(wanted) == 0 {
 		return false
 	}
@@ -178,7 +178,7 @@ func (c *flowtableEngine) checkTable(t *nfnl.Contents) error {
 	if err != nil {
 		return err
 	}
-	now := c.wantedOf(c.choose(all))
+	now := wantedDevices(c.choose(all))
 	for _, d := range slices.Concat(has.without(c.devices), c.devices.without(has)) {
 		if has[d] != now[d] {
 			return damaged("flowtable %s has other devices", f.Name)

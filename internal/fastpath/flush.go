@@ -85,7 +85,13 @@ func FlushTable(ctx context.Context, netns int, f Flush) error {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(flush(ctx, conn, f, renewAny), conn.Close()); err != nil { // Close waits like nfnl.Settle
+	renew := func(t *nfnl.Contents) (*nfnl.Batch, error) { // of the engine that has made the table
+		if isForEBPF(t) {
+			return &nfnl.Batch{}, nil
+		}
+		return renewFlowtable(t, nil)
+	}
+	if err := errors.Join(flush(ctx, conn, f, renew), conn.Close()); err != nil { // Close waits like nfnl.Settle
 		return err
 	}
 	exists, err := ebpf.Delete(netns, f.selects)
@@ -119,14 +125,6 @@ func flush(ctx context.Context, conn *nfnl.Conn, f Flush, renew func(*nfnl.Conte
 		return fmt.Errorf("fast path: returning connections to the slow path: %w", err)
 	}
 	return nil
-}
-
-// renewAny is the renew of the engine that has made the table.
-func renewAny(t *nfnl.Contents) (*nfnl.Batch, error) {
-	if isForEBPF(t) {
-		return &nfnl.Batch{}, nil
-	}
-	return renewFlowtable(t, nil)
 }
 
 // hold writes the elements that keep connections on the slow path.

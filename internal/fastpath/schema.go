@@ -61,6 +61,7 @@ const typeInterfaceName nfnl.DataType = 41
 // family is what depends on the address family.
 type family struct {
 	nfnl.Family
+	name string // in those of sets and chains
 
 	frontends     *nfnl.Set // of Services, except NodePorts
 	nodePorts     *nfnl.Set // protocols and ports
@@ -80,6 +81,7 @@ var families = [...]family{
 func newFamily(f nfnl.Family, name string) family {
 	all := family{
 		Family:        f,
+		name:          name,
 		frontends:     nfnl.DestinationSet(f, "frontends-"+name),
 		nodePorts:     nfnl.PortSet("node-ports-" + name),
 		nodeAddresses: &nfnl.Set{Name: "node-addresses-" + name, KeyType: f.AddrType(), KeyLen: f.AddrLen()},

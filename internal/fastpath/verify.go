@@ -54,7 +54,7 @@ func Verify(ctx context.Context, config Config, full *desired.Change) (rules int
 	c.engine.begin()
 	c.skeleton(&c.batch)
 	c.writeFull(full)
-	c.devices = c.wanted()
+	c.devices = wantedDevices(c.links)
 	c.writeMembers(c.devices)
 	c.rules(&c.batch)
 	faults, err = c.conn.Differences(table, t, &c.batch, func(string) bool { return false }, nameElement)

@@ -51,7 +51,15 @@ func (m *comparison) node() {
 		m.add(Action, "firewall-forward", "kube-proxy's chain KUBE-FORWARD, which accepts packets to Services, is removed. The mode "+m.to+" has no rules that accept packets.",
 			"If the chain FORWARD has the policy DROP, as with Docker, and the network plugin does not accept the packets of pods, accept them there.")
 	}
-	m.clusterIPs()
+	switch { // what is not a port of a Service
+	case m.from.VirtualServers:
+		m.add(Same, "ping", "ClusterIPs do not answer pings, as with kube-proxy since Kubernetes 1.27. Earlier releases in IPVS mode answer.", "")
+	case m.from.FormerIPTables:
+		m.add(Differs, "unknown-ports", "Connections to ports that a ClusterIP does not have, and pings of it, are refused. kube-proxy lets the packets be routed.", "")
+	}
+	if m.from.FormerIPTables {
+		m.add(Differs, "unused-addresses", "Packets to addresses of a ServiceCIDR that no Service has are dropped. kube-proxy lets them be routed.", "")
+	}
 	m.nodePorts()
 	if m.from.KernelLocalhost && m.onLoopback(true) && !m.into.KernelLocalhost {
 		m.add(Action, "route-localnet", "net.ipv4.conf.all.route_localnet stays 1, as kube-proxy has set it. The mode "+m.to+" does not need it.", "Set it to 0, or restart the node, unless another program needs it.")
@@ -151,19 +159,6 @@ func (m *comparison) leaveIPVS() {
 	m.add(Action, "firewall-input", "Packets to Services pass the chain FORWARD, with the endpoint's address and port. Before, they passed INPUT, with the Service's.",
 		"Move firewall rules for Services from INPUT to FORWARD, or to a chain before DNAT (the hook prerouting with a priority below -100).")
 	m.add(Differs, "listeners", "The addresses of Services leave the node with kube-ipvs0. A program that binds a socket to one of them fails when it starts again.", "")
-}
-
-// clusterIPs compares what is not a port of a Service.
-func (m *comparison) clusterIPs() {
-	switch {
-	case m.from.VirtualServers:
-		m.add(Same, "ping", "ClusterIPs do not answer pings, as with kube-proxy since Kubernetes 1.27. Earlier releases in IPVS mode answer.", "")
-	case m.from.FormerIPTables:
-		m.add(Differs, "unknown-ports", "Connections to ports that a ClusterIP does not have, and pings of it, are refused. kube-proxy lets the packets be routed.", "")
-	}
-	if m.from.FormerIPTables {
-		m.add(Differs, "unused-addresses", "Packets to addresses of a ServiceCIDR that no Service has are dropped. kube-proxy lets them be routed.", "")
-	}
 }
 
 // nodePorts compares the addresses that serve NodePorts.

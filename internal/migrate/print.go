@@ -5,7 +5,10 @@ package migrate
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
+
+	"github.com/slipstream-proxy/slipstream/internal/collect"
 )
 
 // Write writes the report as text: what follows from it, each mode, and the configuration of the recommended one.
@@ -15,7 +18,8 @@ func (r *Report) Write(to io.Writer) error {
 		fmt.Fprintf(&b, "kube-proxy runs in the mode %s. No mode of Slipstream is possible on this node.\n", r.From)
 	} else {
 		n := map[Severity]int{}
-		for _, f := range m.all() {
+		ofServices := slices.Concat(collect.From(m.Services, func(s Service) []Finding { return s.Findings })...)
+		for _, f := range append(ofServices, m.Node...) {
 			n[f.Severity]++
 		}
 		fmt.Fprintf(&b, "kube-proxy runs in the mode %s. In Slipstream's mode %s, what stops working: %d, what differs: %d, what needs a look: %d.\n",
@@ -44,15 +48,6 @@ func (r *Report) Write(to io.Writer) error {
 	}
 	_, err := io.WriteString(to, b.String())
 	return err
-}
-
-// all are the findings about the node and the Services.
-func (m *Mode) all() []Finding {
-	all := m.Node
-	for _, s := range m.Services {
-		all = append(all[:len(all):len(all)], s.Findings...)
-	}
-	return all
 }
 
 func writeFindings(b *strings.Builder, all []Finding) {

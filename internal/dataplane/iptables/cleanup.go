@@ -51,10 +51,6 @@ func Remove(ctx context.Context) error {
 	if err := errors.Join(err, iptchains.Remove(ctx, o)); err != nil {
 		return err // rules use the sets
 	}
-	return removeSets(ctx)
-}
-
-func removeSets(ctx context.Context) error {
 	names := []string{probeName}
 	for _, f := range []desired.Family{desired.IPv4, desired.IPv6} {
 		for k := range setKinds {

@@ -90,16 +90,6 @@ func (s stamp) is(expected stamp) bool {
 	return s == expected
 }
 
-// committed is called after the last restore of a change. It compares the stamp with the
-// expected one. Otherwise a change of another program while iptables-restore waits for its
-// lock would not be noticed.
-func (b *Dataplane) committed() error {
-	now, err := b.stamp()
-	b.guard.known = err == nil && b.guard.known && now.is(b.guard.stamp)
-	b.guard.stamp = now
-	return err
-}
-
 // Check implements dataplane.Dataplane. It finds chains and rules that were removed, and
 // sets that have lost members.
 func (b *Dataplane) Check(ctx context.Context) error {

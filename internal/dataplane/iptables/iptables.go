@@ -111,7 +111,11 @@ func (b *Dataplane) Apply(ctx context.Context, change *desired.Change) (dataplan
 	}
 	b.sequence.Done()
 	b.count(steps)
-	return stats, b.committed()
+	// A change of another program while iptables-restore waits for its lock shows in the stamp only.
+	now, err := b.stamp()
+	b.guard.known = err == nil && b.guard.known && now.is(b.guard.stamp)
+	b.guard.stamp = now
+	return stats, err
 }
 
 // noRefusal matches what commands say of errors that no Service causes.

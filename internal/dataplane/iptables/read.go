@@ -305,8 +305,11 @@ func (r *reader) target(k desired.FrontendKey, to string) (t dataplane.Target) {
 // probability with which they are reached, and returns that of choosing none.
 func (r *reader) choose(rules []rule, of float64, weights map[desired.Backend]float64) float64 {
 	for _, line := range rules {
-		if !line.onlyChooses() {
-			r.fault("a rule for an endpoint that does more: %v", line)
+		for option := range line {
+			if !slices.Contains([]string{"-p", "-m", "--mode", "--probability", "-g", "-j", "--to-destination"}, option) {
+				r.fault("a rule for an endpoint that does more: %v", line)
+				break
+			}
 		}
 		p := 1.0
 		if text := line["--probability"]; text != "" {
@@ -326,16 +329,6 @@ func (r *reader) choose(rules []rule, of float64, weights map[desired.Backend]fl
 		of -= of*p - missed
 	}
 	return of
-}
-
-// onlyChooses reports whether a rule has no options but those of a rule that chooses an endpoint.
-func (line rule) onlyChooses() bool {
-	for option := range line {
-		if !slices.Contains([]string{"-p", "-m", "--mode", "--probability", "-g", "-j", "--to-destination"}, option) {
-			return false
-		}
-	}
-	return true
 }
 
 // endpoint is the endpoint to which a rule sends packets, directly or through the chain of

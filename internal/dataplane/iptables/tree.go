@@ -143,7 +143,9 @@ func (t *tree) writeBranch(out *script, b *branch, left int) {
 			now = former[was]
 			b.below[i] = now
 			former = slices.Delete(former, was, was+1)
-			if !now.hasAny(t.edits) {
+			first, last := now.key.upTo(now.bits, false), now.key.upTo(now.bits, true)
+			at := sort.Search(len(t.edits), func(i int) bool { return t.edits[i].key.compare(first) >= 0 })
+			if at == len(t.edits) || t.edits[at].key.compare(last) > 0 { // none is about keys of the branch
 				continue
 			}
 		}
@@ -152,13 +154,6 @@ func (t *tree) writeBranch(out *script, b *branch, left int) {
 	for _, gone := range former {
 		gone.drop(out)
 	}
-}
-
-// hasAny says whether edits are about keys of the branch.
-func (b *branch) hasAny(edits []edit) bool {
-	first, last := b.key.upTo(b.bits, false), b.key.upTo(b.bits, true)
-	i := sort.Search(len(edits), func(i int) bool { return edits[i].key.compare(first) >= 0 })
-	return i < len(edits) && edits[i].key.compare(last) <= 0
 }
 
 func (b *branch) drop(out *script) {

@@ -495,11 +495,6 @@ func (e *Engine) Close() error {
 	return errors.Join(errs...)
 }
 
-// Detach detaches the program from all interfaces and deletes all flows.
-func (e *Engine) Detach() error {
-	return errors.Join(e.SetInterfaces(nil), e.Delete(func(*Flow) bool { return true }))
-}
-
 // Remove removes what an Engine that is closed has left in a network namespace. It does nothing
 // if there is nothing.
 func Remove(ns int) error {

@@ -3,6 +3,7 @@
 package flows
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -30,11 +31,16 @@ func New(netns int) (*Conn, error) {
 	return &Conn{conn, netns}, err
 }
 
-// List returns the offloaded connections in order. The kernel walks its whole table for it.
+// List returns the offloaded connections by destination, backend and source. The kernel walks its whole table for it.
 // Before Linux 5.15 it reports all connections, and List removes the others.
 func (c *Conn) List(ctx context.Context) (all []Flow, err error) {
 	err = c.Each(ctx, func(f *Flow) { all = append(all, *f) })
-	slices.SortFunc(all, func(a, b Flow) int { return a.Compare(&b) })
+	slices.SortFunc(all, func(a, b Flow) int {
+		return cmp.Or(
+			a.Destination.Compare(b.Destination), cmp.Compare(a.Protocol, b.Protocol),
+			a.Backend.Compare(b.Backend), a.Source.Compare(b.Source),
+		)
+	})
 	return all, err
 }
 

@@ -14,7 +14,6 @@
 package flows
 
 import (
-	"cmp"
 	"net/netip"
 	"time"
 
@@ -64,11 +63,3 @@ func (f *Flow) Both() Count {
 
 // Bytes returns the bytes of both directions.
 func (f *Flow) Bytes() uint64 { return f.Sent.Bytes + f.Received.Bytes }
-
-// Compare orders flows by destination, backend and source.
-func (f *Flow) Compare(o *Flow) int {
-	return cmp.Or(
-		f.Destination.Compare(o.Destination), cmp.Compare(f.Protocol, o.Protocol),
-		f.Backend.Compare(o.Backend), f.Source.Compare(o.Source),
-	)
-}

@@ -33,19 +33,14 @@ func (l *Listing) WriteTable(w io.Writer, grouped bool) error {
 	}
 	row("SERVICE", "FRONTEND", "CLIENT", "BACKEND", "PACKETS", "BYTES", "AGE", "HARDWARE")
 	for i := range l.Flows {
-		f := &l.Flows[i]
+		f, age := &l.Flows[i], "-" // it may be unknown
+		if !f.Began.IsZero() {
+			age = max(l.At.Sub(f.Began), 0).Truncate(time.Second).String()
+		}
 		row(cmp.Or(l.Services[f.Frontend()], "-"), f.Frontend().String(), f.Source.String(), f.Backend.String(),
-			fmt.Sprint(f.Sent.Packets+f.Received.Packets), BinarySize(f.Bytes()), l.age(f), map[bool]string{true: "yes", false: "no"}[f.Hardware])
+			fmt.Sprint(f.Sent.Packets+f.Received.Packets), BinarySize(f.Bytes()), age, map[bool]string{true: "yes", false: "no"}[f.Hardware])
 	}
 	return t.Flush()
-}
-
-// age returns the age of the connection, or "-" if it is unknown.
-func (l *Listing) age(f *Flow) string {
-	if f.Began.IsZero() {
-		return "-"
-	}
-	return max(l.At.Sub(f.Began), 0).Truncate(time.Second).String()
 }
 
 // BinarySize formats a number of bytes with three digits: "1.46 MiB".

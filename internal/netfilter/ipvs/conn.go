@@ -4,10 +4,8 @@ package ipvs
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"math/bits"
 	"net/netip"
 	"slices"
 	"unsafe"
@@ -215,9 +213,4 @@ func (c *Conn) Try(ctx context.Context, scheduler string, ipv6 bool, to ...netip
 		}
 	})
 	return refused, err
-}
-
-// onesOf is the number of ones in a mask in network byte order.
-func onesOf(mask uint32) uint8 {
-	return uint8(bits.LeadingZeros32(^binary.BigEndian.Uint32(binary.NativeEndian.AppendUint32(nil, mask))))
 }

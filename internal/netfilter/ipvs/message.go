@@ -5,6 +5,7 @@ package ipvs
 import (
 	"encoding/binary"
 	"fmt"
+	"math/bits"
 	"net/netip"
 
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
@@ -199,7 +200,8 @@ func decodeService(data []byte) (s Service, err error) {
 		Scheduler: nfnl.Text(all, svcScheduler), Flags: number(of(svcFlags)) &^ hashed, Timeout: number(of(svcTimeout)), MaskBits: uint8(mask), Engine: nfnl.Text(all, svcEngine),
 	}
 	if family == unix.AF_INET {
-		s.MaskBits = onesOf(mask)
+		// The number of ones in a mask in network byte order.
+		s.MaskBits = uint8(bits.LeadingZeros32(^binary.BigEndian.Uint32(binary.NativeEndian.AppendUint32(nil, mask))))
 	}
 	if s.Mark != 0 {
 		s.Mark6 = family == unix.AF_INET6

@@ -39,7 +39,8 @@ func (t *Contents) Differing(want *Contents, of, spare func(chain string) bool) 
 			all = append(all, fmt.Sprintf("chain %s has %d rules instead of %d", name, len(has), len(rules)))
 		default:
 			for i := range rules {
-				if !has[i].Same(&rules[i]) {
+				// The kernel returns some attributes in another encoding, and adds defaults.
+				if !bytes.Equal(has[i].Comment, rules[i].Comment) || normal(has[i].Expressions) != normal(rules[i].Expressions) {
 					all = append(all, fmt.Sprintf("rule %d of chain %s is another one", i+1, name))
 				}
 			}
@@ -138,12 +139,6 @@ func (c *Conn) Lacks(table Table, b *Batch) (string, error) {
 		}
 	}
 	return "", nil
-}
-
-// Same reports whether a rule that was read is one that was sent. The kernel returns some
-// attributes in another encoding, and adds defaults.
-func (r *RuleInfo) Same(sent *RuleInfo) bool {
-	return bytes.Equal(r.Comment, sent.Comment) && normal(r.Expressions) == normal(sent.Expressions)
 }
 
 // encodings have, for each expression, the attributes with a register, those with nested data, and

@@ -37,9 +37,6 @@ func NetworkHeader(bytes uint32) Typeof {
 // MetaMark is the packet's mark.
 var MetaMark = typeof(9 /* EXPR_META */, udata32(0, unix.NFT_META_MARK))
 
-// L4Proto is the packet's protocol.
-var L4Proto = typeof(9, udata32(0, unix.NFT_META_L4PROTO))
-
 // CtID is the ID of the packet's connection.
 var CtID = typeof(12 /* EXPR_CT */, udata32(0, 23 /* NFT_CT_ID */)+udata32(1, ^uint32(0) /* no direction */))
 

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"net"
 	"net/netip"
-	"slices"
 
 	"github.com/slipstream-proxy/slipstream/internal/node/netif"
 	"github.com/vishvananda/netlink"
@@ -36,12 +35,6 @@ func namespace(c net.Conn) (inode uint64, id int, err error) {
 	}
 	id, err = netlink.GetNetNsIdByFd(file)
 	return of.Ino, id, err
-}
-
-// isLinked reports whether an interface here has its peer, as veth has, in the network namespace with a number.
-func isLinked(id int) (bool, error) {
-	links, err := netif.Complete(netlink.LinkList)
-	return slices.ContainsFunc(links, func(l netlink.Link) bool { return l.Attrs().NetNsID == id }), err
 }
 
 // addresses returns the addresses in the network namespace with a number. It does not enter that, which needs more rights.

@@ -23,6 +23,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/ctnetlink"
 	"github.com/slipstream-proxy/slipstream/internal/node/load"
 	"github.com/slipstream-proxy/slipstream/internal/node/netif"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -247,7 +248,10 @@ func (s *Server) join(ctx context.Context, inode uint64, id int) *pod {
 
 // look asks the kernel about a pod and about the node.
 func (s *Server) look(ctx context.Context, p *pod, id int) (err error) {
-	if p.linked, err = isLinked(id); err != nil || !p.linked {
+	links, err := netif.Complete(netlink.LinkList)
+	// An interface here has its peer, as veth has, in the pod's network namespace.
+	p.linked = slices.ContainsFunc(links, func(l netlink.Link) bool { return l.Attrs().NetNsID == id })
+	if err != nil || !p.linked {
 		return err
 	}
 	if p.addresses, err = addresses(id); err != nil {

@@ -97,16 +97,6 @@ func held(d time.Duration) float64 {
 	return -desired.LoadMemory.Seconds() * math.Expm1(-d.Seconds()/desired.LoadMemory.Seconds())
 }
 
-// forget deletes loads that have become insignificant.
-func (c *Counter) forget() {
-	for k, t := range c.loads {
-		if t.since(c.now); t.Open == 0 && t.Begun+t.Ended < 0.1 {
-			delete(c.loads, k)
-		}
-	}
-	c.forgot = c.now
-}
-
 // readAgain is the time after which the table is read again while there are connections that were
 // found in it. The kernel reports no events about a connection that is older than the first
 // socket for them (Linux 5.19).
@@ -224,7 +214,12 @@ func (c *Counter) update(ctx context.Context) error {
 	}
 	c.now = time.Since(c.started)
 	if c.now-c.forgot >= desired.LoadMemory {
-		c.forget()
+		for k, t := range c.loads { // those that have become insignificant are forgotten
+			if t.since(c.now); t.Open == 0 && t.Begun+t.Ended < 0.1 {
+				delete(c.loads, k)
+			}
+		}
+		c.forgot = c.now
 	}
 	since := time.Since(c.read) // of a large table, so that reading takes 1 % of the time, or 10 % while events are lost
 	if c.counts && (c.missing && since >= 10*c.took || c.early > 0 && since >= max(readAgain, 100*c.took)) {

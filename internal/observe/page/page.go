@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -38,7 +39,10 @@ func Handler(v *see.View) http.Handler {
 		}
 		return &status{s, s.Facts()}, nil
 	})
-	answer(mux, "/data/changes", func(ctx context.Context, _ *http.Request) ([]proxy.Programming, error) { return v.Programmed(ctx) })
+	answer(mux, "/data/changes", func(ctx context.Context, _ *http.Request) (all []proxy.Programming, err error) { // the oldest first
+		err = v.Proxy.Inspect(ctx, func(i *proxy.Inspection) { all = slices.Clone(i.Programmed) })
+		return all, err
+	})
 	l := list{view: v}
 	answer(mux, "/data/services", func(ctx context.Context, r *http.Request) (*rows, error) {
 		q := r.URL.Query()

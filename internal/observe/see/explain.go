@@ -714,12 +714,16 @@ func (x *explainer) masquerade(all []desired.Candidate) {
 func (x *explainer) connections() {
 	var total existing
 	by := map[string]existing{}
-	err := translated(x.ctx, func(f *flows.Flow) {
-		if f.Frontend() == x.to && (!x.client.Addr.IsValid() || x.client.Addr == f.Source.Addr()) {
-			total = total.with(f)
-			by[f.Backend.String()] = by[f.Backend.String()].with(f)
-		}
-	})
+	conn, err := flows.New(0)
+	if err == nil {
+		err = conn.Translated(x.ctx, func(f *flows.Flow) {
+			if f.Frontend() == x.to && (!x.client.Addr.IsValid() || x.client.Addr == f.Source.Addr()) {
+				total = total.with(f)
+				by[f.Backend.String()] = by[f.Backend.String()].with(f)
+			}
+		})
+		err = errors.Join(err, conn.Close())
+	}
 	if err != nil {
 		x.step("Conntrack", "", "Connections could not be read: %v", err)
 		return

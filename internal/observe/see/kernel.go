@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/slipstream-proxy/slipstream/internal/collect"
 	"github.com/slipstream-proxy/slipstream/internal/dataplane/ipvs"
 	"github.com/slipstream-proxy/slipstream/internal/firewall"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/iptchains"
@@ -51,9 +52,9 @@ func Kernel() (lines []string, err error) {
 			}
 		}
 	}
-	for _, command := range slices.Sorted(maps.Keys(chains)) {
-		lines = append(lines, fmt.Sprintf("%s: %s %s*", command, plain.Number(chains[command], "chain"), firewall.OurChains))
-	}
+	lines = append(lines, collect.From(slices.Sorted(maps.Keys(chains)), func(command string) string {
+		return fmt.Sprintf("%s: %s %s*", command, plain.Number(chains[command], "chain"), firewall.OurChains)
+	})...)
 	for _, t := range []nfnl.Table{{Family: nfnl.IPv4, Name: firewall.LimitsTable}, {Family: nfnl.IPv6, Name: firewall.LimitsTable}, {Family: nfnl.INET, Name: firewall.FastPathTable}} {
 		if _, failed := conn.Table(t); failed == nil {
 			lines = append(lines, fmt.Sprintf("nftables table %s %s", t.Family, t.Name))

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/desired"
-	"github.com/slipstream-proxy/slipstream/internal/fastpath/flows"
 	"github.com/slipstream-proxy/slipstream/internal/proxy"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
@@ -320,16 +319,6 @@ type place struct{ service, port int }
 func Accounts() bool {
 	on, err := number("net/netfilter/nf_conntrack_acct")
 	return err == nil && on != 0
-}
-
-// translated visits the connections that have been translated.
-func translated(ctx context.Context, visit func(*flows.Flow)) (err error) {
-	conn, err := flows.New(0)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, conn.Close()) }()
-	return conn.Translated(ctx, visit)
 }
 
 // Sum returns the traffic of all ports of a Service.

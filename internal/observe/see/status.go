@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/slipstream-proxy/slipstream/internal/collect"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/fastpath"
 	"github.com/slipstream-proxy/slipstream/internal/firewall"
@@ -103,9 +104,7 @@ func (v *View) Health(ctx context.Context) (h Health, err error) {
 		return h, err
 	}
 	h = Health{Node: v.Node, Problems: []string{}, Unserved: s.Unserved}
-	for _, p := range s.Problems {
-		h.Problems = append(h.Problems, p.Reason)
-	}
+	h.Problems = append(h.Problems, collect.From(s.Problems, func(p Problem) string { return p.Reason })...)
 	for _, t := range s.Tables {
 		if t.Name == conntrackTable {
 			h.Conntrack = t
@@ -211,12 +210,6 @@ func failing(c source.Contact, now time.Time) string {
 		return ""
 	}
 	return fmt.Sprintf("Requests to the API server have been failing for %s: %s", now.Sub(c.Failing).Round(time.Second), c.Cause)
-}
-
-// Programmed returns the last calls of the dataplane, at most some thousands, the oldest first.
-func (v *View) Programmed(ctx context.Context) (all []proxy.Programming, err error) {
-	err = v.Proxy.Inspect(ctx, func(i *proxy.Inspection) { all = slices.Clone(i.Programmed) })
-	return all, err
 }
 
 // summarize summarizes the changes since recent, or since the start.

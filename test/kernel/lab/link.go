@@ -86,10 +86,8 @@ func (n *Namespace) addRoute(r netlink.Route) error {
 
 // defaultRoute returns the prefix of everything in the address's family.
 func defaultRoute(a netip.Addr) netip.Prefix {
-	if a.Is4() {
-		return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
-	}
-	return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+	p, _ := a.Prefix(0)
+	return p
 }
 
 // single returns the prefix of only this address.
@@ -141,7 +139,11 @@ func (n *Namespace) waitNeighbor(index int, a netip.Addr, deadline time.Time) er
 	if a.Is6() {
 		family = unix.AF_INET6
 	}
-	if err := n.Do(func() error { return resolve(index, family, a) }); err != nil {
+	// This makes the kernel ask for the neighbor's link address. netlink.NeighSet always sends a link address of its own.
+	request := nl.NewNetlinkRequest(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_REPLACE|unix.NLM_F_ACK)
+	request.AddData(&netlink.Ndmsg{Family: uint8(family), Index: uint32(index), Flags: netlink.NTF_USE})
+	request.AddData(nl.NewRtAttr(netlink.NDA_DST, a.AsSlice()))
+	if err := n.Do(func() error { _, err := request.Execute(unix.NETLINK_ROUTE, 0); return err }); err != nil {
 		return fmt.Errorf("resolve %v: %w", a, err)
 	}
 	for {
@@ -159,16 +161,6 @@ func (n *Namespace) waitNeighbor(index int, a netip.Addr, deadline time.Time) er
 		}
 		time.Sleep(time.Millisecond)
 	}
-}
-
-// resolve makes the kernel ask for the neighbor's link address. It is written
-// out because netlink.NeighSet always sends a link address of its own.
-func resolve(index, family int, a netip.Addr) error {
-	req := nl.NewNetlinkRequest(unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_REPLACE|unix.NLM_F_ACK)
-	req.AddData(&netlink.Ndmsg{Family: uint8(family), Index: uint32(index), Flags: netlink.NTF_USE})
-	req.AddData(nl.NewRtAttr(netlink.NDA_DST, a.AsSlice()))
-	_, err := req.Execute(unix.NETLINK_ROUTE, 0)
-	return err
 }
 
 // fabric is the network between nodes and outside hosts: a bridge in a namespace of its own.

@@ -195,21 +195,13 @@ func (s *socket) Close() error {
 		case s.proto != TCP:
 			return nil
 		case s.abort.Load():
-			return disconnect(fd)
+			var none unix.RawSockaddr // a connect to no address (AF_UNSPEC) resets the connection
+			_, _, _ = unix.Syscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(&none)), unsafe.Sizeof(none))
+			return nil
 		}
 		return unix.Shutdown(fd, unix.SHUT_RDWR)
 	})
 	return closeNow(s.Conn)
-}
-
-// disconnect resets a TCP connection, by a connect to no address (AF_UNSPEC).
-func disconnect(fd int) error {
-	var sa unix.RawSockaddr
-	_, _, errno := unix.Syscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(&sa)), unsafe.Sizeof(sa))
-	if errno != 0 {
-		return errno
-	}
-	return nil
 }
 
 // closeNow closes c while this process is not about to fork; see socket.Close.
