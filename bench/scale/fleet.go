@@ -136,7 +136,7 @@ func (f *fleet) measure(ctx context.Context, access *site.Access) (err error) {
 	f.samples.Add(fleetStart.Name, float64(time.Since(begin)))
 	f.log("%s: %d proxies have started after %v", f.Kind, len(f.proxies), time.Since(begin).Round(time.Millisecond))
 	bench.Quiet(ctx)
-	atRest, err := f.use(ctx, func() error { return bench.Sleep(ctx, 10*time.Second) })
+	atRest, err := f.use(func() error { return bench.Sleep(ctx, 10*time.Second) })
 	if err != nil {
 		return err
 	}
@@ -149,7 +149,7 @@ func (f *fleet) measure(ctx context.Context, access *site.Access) (err error) {
 	defer func() { err = errors.Join(err, watch.close()) }()
 	changes := 0
 	begin = time.Now()
-	used, err := f.use(ctx, func() error {
+	used, err := f.use(func() error {
 		for ; changes < f.Changes && (changes < 3 || time.Since(begin) < f.Budget); changes++ {
 			if err := bench.Sleep(ctx, pause); err != nil {
 				return err
@@ -172,7 +172,7 @@ func (f *fleet) measure(ctx context.Context, access *site.Access) (err error) {
 	f.log("%s: %d changes", f.Kind, changes)
 	changes = int(f.ChurnTime.Seconds() * float64(f.Churn+f.RolloutRate))
 	var pods []*awaited
-	used, err = f.use(ctx, func() (err error) {
+	used, err = f.use(func() (err error) {
 		pods, err = f.churn(ctx, watch, changes)
 		return err
 	})
@@ -288,7 +288,7 @@ func (u usage) of(changes int, rest usage) (each usage) {
 }
 
 // use measures what all proxies and the API server use while do runs.
-func (f *fleet) use(ctx context.Context, do func() error) (u usage, err error) {
+func (f *fleet) use(do func() error) (u usage, err error) {
 	now := func() (u usage, err error) {
 		for _, p := range f.proxies {
 			used, err := bench.Used(p.PID())

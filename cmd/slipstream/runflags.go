@@ -276,7 +276,7 @@ func (o *runFlags) complete(fs *pflag.FlagSet) (c *config.Config, notes []config
 	if o.file != "" {
 		c, notes, err = o.fromFile(fs)
 	} else {
-		c, notes, err = o.fromFlags(fs)
+		c, notes = o.fromFlags(fs)
 	}
 	if err != nil {
 		return nil, nil, err
@@ -344,7 +344,7 @@ func (o *runFlags) fromFile(fs *pflag.FlagSet) (*config.Config, []config.Note, e
 	return c, notes, err
 }
 
-func (o *runFlags) fromFlags(fs *pflag.FlagSet) (*config.Config, []config.Note, error) {
+func (o *runFlags) fromFlags(fs *pflag.FlagSet) (*config.Config, []config.Note) {
 	c := o.config
 	k := &c.KubeProxy
 	given := fs.Changed
@@ -373,7 +373,7 @@ func (o *runFlags) fromFlags(fs *pflag.FlagSet) (*config.Config, []config.Note, 
 	if alone {
 		standAlone(k, given)
 	}
-	return c, notes, nil
+	return c, notes
 }
 
 // listenAddress returns the address to listen on from a flag and the deprecated flag for

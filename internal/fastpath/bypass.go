@@ -59,8 +59,6 @@ const (
 // passed are the connections of which a packet has passed all chains, by direction.
 var passed = [...]*nfnl.Set{nfnl.Original: passedSet("passed-original"), nfnl.Reply: passedSet("passed-reply")}
 
-const passedFor = 2 * time.Minute
-
 func passedSet(name string) *nfnl.Set {
 	return &nfnl.Set{Name: name, KeyType: nfnl.TypeInteger, KeyLen: 4, KeyTypeof: nfnl.CtID, Flags: unix.NFT_SET_TIMEOUT | unix.NFT_SET_EVAL, Size: 1 << 16}
 }
@@ -190,6 +188,7 @@ func (c *Controller) writeJudges(b *nfnl.Batch) {
 						f.writeWay(rule, inner, uint8(direction), &way)
 					}
 				}
+				const passedFor = 2 * time.Minute
 				rule(to, "", remember(set, passedFor))
 			}
 		}

@@ -70,8 +70,6 @@ const (
 	mostRemember = 1 << 16
 )
 
-const dynsetUpdate = 1 // NFT_DYNSET_OP_UPDATE
-
 // ctKeyID is the connection's ID (NFT_CT_ID), a hash that differs for all connections that exist.
 const ctKeyID expr.CtKey = 23
 
@@ -100,6 +98,7 @@ func (e *Exclude) byPacket(rule writeRule) {
 
 // remember adds the packet's connection to a set, or renews its time there.
 func remember(set *nfnl.Set, d time.Duration) []expr.Any {
+	const dynsetUpdate = 1 // NFT_DYNSET_OP_UPDATE
 	return append(ct(ctKeyID), &expr.Dynset{SetName: set.Name, Operation: dynsetUpdate, SrcRegKey: regKey, Timeout: d})
 }
 

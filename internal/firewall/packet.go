@@ -514,6 +514,7 @@ func (w *walker) rule(r *nfnl.RuleInfo) []outcome {
 			}
 		case "counter", "log", "dynset", "flow_offload", "last":
 		default:
+			const nftaExthdrSREG = 7
 			if result = maybe; nfnl.Attr(data, nftaExthdrSREG) != nil && name == "exthdr" {
 				o.effect = "changes"
 			}
@@ -533,8 +534,6 @@ func (w *walker) rule(r *nfnl.RuleInfo) []outcome {
 	}
 	return []outcome{o}
 }
-
-const nftaExthdrSREG = 7
 
 // payloadOrigin is what bytes of a packet's headers are.
 func payloadOrigin(base uint32, at, n int, ipv6 bool) origin {

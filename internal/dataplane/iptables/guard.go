@@ -24,10 +24,8 @@ import (
 type guard struct {
 	stamp stamp     // the expected one
 	known bool      // all was well at that stamp
-	next  time.Time // of the next look, so that looks take at most 1/lookShare of the time
+	next  time.Time // of the next look, so that looks take at most a twentieth of the time
 }
-
-const lookShare = 20
 
 // stamp is the generation of nf_tables, which is one for all tables, or the descriptions
 // of tables in x_tables, by family and index in chainTables.
@@ -107,6 +105,7 @@ func (b *Dataplane) Check(ctx context.Context) error {
 	if b.guard.known && now == b.guard.stamp || start.Before(b.guard.next) {
 		return b.due()
 	}
+	const lookShare = 20
 	defer func() { b.guard.next = time.Now().Add(lookShare * time.Since(start)) }()
 	for _, t := range b.tables {
 		for name, known := range t.known {

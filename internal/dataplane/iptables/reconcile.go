@@ -52,7 +52,7 @@ func (b *Dataplane) takeAll(full *desired.Change) []*step {
 	b.pools = make(dataplane.Pools[pool], 0, len(full.Pools))
 	b.frontends = make(map[desired.FrontendKey]*frontend, len(full.Frontends))
 	for _, t := range b.tables {
-		t.forget(b.variant, b.config)
+		t.forget(b.variant)
 	}
 	return b.record(full)
 }

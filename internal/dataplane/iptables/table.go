@@ -25,7 +25,7 @@ type table struct {
 }
 
 // forget resets the table, as if the kernel had nothing.
-func (t *table) forget(v Variant, c dataplane.Config) {
+func (t *table) forget(v Variant) {
 	cluster, external, node := branches(v)
 	*t = table{
 		family:   t.family,

@@ -63,8 +63,6 @@ type Stats struct {
 // Idle is how long flows live without packets.
 const Idle = 30 * time.Second
 
-const sweepEvery = 10 * time.Second
-
 // pins is the owner of the folder of pins.
 const pins = "slipstream-fastpath"
 
@@ -398,6 +396,7 @@ func (e *Engine) Run(ctx context.Context) {
 		e.mu.Unlock()
 		s, _ := e.Stats()
 		err = errors.Join(err, e.watchIPsec(), e.renew())
+		const sweepEvery = 10 * time.Second
 		if err == nil && (s.Refused > refused || time.Since(last) >= sweepEvery) { // many may have ended
 			last, refused = time.Now(), s.Refused
 			err = errors.Join(e.setTimeouts(), e.Sweep(Idle))

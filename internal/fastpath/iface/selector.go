@@ -44,8 +44,6 @@ type variable struct {
 	PortOf    string   `cel:"portOf"`
 }
 
-const variableName = "interface"
-
 // Compile returns a Selector for an expression in CEL (https://cel.dev), such as
 //
 //	interface.name.startsWith("veth") || interface.type == "vxlan"
@@ -59,6 +57,7 @@ func Compile(text string) (*Selector, error) {
 	if strings.TrimSpace(text) == "" {
 		return Default(), nil
 	}
+	const variableName = "interface"
 	e, err := expression.Compile[variable](variableName, text)
 	if err != nil {
 		return nil, err

@@ -178,10 +178,9 @@ func (c *Conn) Element(t Table, set string, key []byte) (e Element, has bool, er
 	return e, err == nil, err
 }
 
-const elemExpressions = 11 // NFTA_SET_ELEM_EXPRESSIONS: several of them (Linux 5.11)
-
 func parseElement(b []byte) (e Element) {
 	for typ, payload := range Attributes(b) {
+		const elemExpressions = 11 // NFTA_SET_ELEM_EXPRESSIONS: several of them (Linux 5.11)
 		switch typ {
 		case unix.NFTA_SET_ELEM_KEY:
 			e.Key = Attr(payload, unix.NFTA_DATA_VALUE)

@@ -365,11 +365,10 @@ type skips struct {
 	all []firewall.Skip
 }
 
-const skipsLast = 30 * time.Second
-
 func (s *skips) get(ctx context.Context) []firewall.Skip {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	const skipsLast = 30 * time.Second
 	if time.Since(s.at) > skipsLast {
 		all := firewall.Skips(ctx)
 		if ctx.Err() != nil {

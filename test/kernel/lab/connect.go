@@ -202,22 +202,18 @@ func (m *Machine) bindSource(s *socket, p Protocol, dest, source netip.AddrPort)
 	if p == TCP || source.Port() != 0 {
 		return s.Bind(sockaddr(netip.AddrPortFrom(addr, source.Port())))
 	}
+	// The machine's next local port, for UDP and SCTP. The kernel would choose at random, and soon reuse a port with a
+	// conntrack entry of an earlier backend (30 s for UDP, 10 s for SCTP), which looks like traffic to a removed
+	// endpoint. For TCP, conntrack lets a SYN replace the entry of a closed connection.
+	count := 1<<16 - uint32(m.profile.firstPort)
 	for range 1000 {
-		err := s.Bind(sockaddr(netip.AddrPortFrom(addr, m.takePort())))
+		port := m.profile.firstPort + uint16(m.ports.Add(1)%count)
+		err := s.Bind(sockaddr(netip.AddrPortFrom(addr, port)))
 		if !errors.Is(err, syscall.EADDRINUSE) {
 			return err
 		}
 	}
 	return syscall.EADDRINUSE
-}
-
-// takePort returns the machine's next local port for UDP and SCTP. The kernel would choose at
-// random, and soon reuse a port with a conntrack entry of an earlier backend (30 s for UDP,
-// 10 s for SCTP), which looks like traffic to a removed endpoint. For TCP, conntrack lets a
-// SYN replace the entry of a closed connection.
-func (m *Machine) takePort() uint16 {
-	count := 1<<16 - uint32(m.profile.firstPort)
-	return m.profile.firstPort + uint16(m.ports.Add(1)%count)
 }
 
 // send sends a datagram. If a rule of the machine itself rejects or drops it, the error is

@@ -23,7 +23,7 @@ type Machine struct {
 	link    netlink.Link  // eth0
 	addrs   [2]netip.Addr // by familyIndex
 	profile profile
-	ports   atomic.Uint32 // see takePort
+	ports   atomic.Uint32 // see bindSource
 
 	// Guarded by Lab.build.
 	onFabric     bool

@@ -10,6 +10,7 @@
 package rulewalk
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strconv"
@@ -98,10 +99,7 @@ func (w *walker) chain(table, name string) (left bool, err error) {
 		}
 		w.matched++
 		goTo := r.Option("-g")
-		to := goTo
-		if to == "" {
-			to = r.Option("-j")
-		}
+		to := cmp.Or(goTo, r.Option("-j"))
 		_, isChain := w.after[table][to]
 		switch {
 		case isChain:

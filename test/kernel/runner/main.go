@@ -104,11 +104,8 @@ func parseFlags(args []string, ci bool, stderr io.Writer) (options, error) {
 	if err := flags.Parse(args); err != nil {
 		return options{}, err
 	}
-	var err error
 	if opts.timeout <= 0 || opts.count < 1 {
-		err = errors.New("-timeout and -count must be more than 0")
-	}
-	if err != nil {
+		err := errors.New("-timeout and -count must be more than 0")
 		fmt.Fprintln(stderr, "runner:", err)
 		return options{}, err
 	}
