@@ -238,13 +238,17 @@ func (s *socket) send(b []byte) error {
 
 // receive waits for the server's next message until the socket's deadline, and again if this
 // process, which is the server too, was late. A message of UDP is the server's answer with an
-// echo, one of TCP and SCTP is a line.
+// echo, one of TCP and SCTP is a line with its newline.
 func (c *client) receive() (a answer, line []byte, err error) {
 	for again := false; ; again = true {
 		if c.proto == UDP {
 			a, line, err = c.readDatagram()
 		} else {
-			line, err = c.readLine()
+			var rest []byte
+			rest, err = c.buffer.ReadBytes('\n')
+			if c.line = append(c.line, rest...); err == nil {
+				line, c.line = c.line, nil
+			}
 		}
 		if again || !errors.Is(err, os.ErrDeadlineExceeded) {
 			return a, line, err
@@ -266,13 +270,4 @@ func (s *socket) readDatagram() (answer, []byte, error) {
 	line, echo, _ := bytes.Cut(buf[:n], []byte("\n"))
 	a, err := parseAnswer(line)
 	return a, echo, err
-}
-
-// readLine returns a line with its newline.
-func (c *client) readLine() (line []byte, err error) {
-	rest, err := c.buffer.ReadBytes('\n')
-	if c.line = append(c.line, rest...); err == nil {
-		line, c.line = c.line, nil
-	}
-	return line, err
 }

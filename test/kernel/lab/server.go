@@ -145,7 +145,7 @@ func (s *Server) listen(p Protocol, addr netip.AddrPort) error {
 
 func (s *Server) acceptLoop(l *socket) {
 	for {
-		c, from, err := l.accept()
+		conn, from, err := l.Accept(context.Background(), 0)
 		if err != nil {
 			if errors.Is(err, os.ErrClosed) || s.stopped() {
 				return
@@ -155,6 +155,7 @@ func (s *Server) acceptLoop(l *socket) {
 			}
 			continue
 		}
+		c := &socket{Conn: conn, proto: l.proto}
 		s.mu.Lock()
 		if s.closed {
 			s.mu.Unlock()
@@ -162,7 +163,7 @@ func (s *Server) acceptLoop(l *socket) {
 			return
 		}
 		s.conns[c] = struct{}{}
-		s.running.Go(func() { s.serveConn(c, from) })
+		s.running.Go(func() { s.serveConn(c, addrPort(from)) })
 		s.mu.Unlock()
 	}
 }

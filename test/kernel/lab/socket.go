@@ -3,7 +3,6 @@
 package lab
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -162,12 +161,6 @@ func (s *socket) listen(addr netip.AddrPort) error {
 		return err
 	}
 	return s.Listen(65535) // the kernel bounds it by net.core.somaxconn
-}
-
-// accept waits for the next connection.
-func (s *socket) accept() (*socket, netip.AddrPort, error) {
-	c, from, err := s.Accept(context.Background(), 0)
-	return &socket{Conn: c, proto: s.proto}, addrPort(from), err
 }
 
 // local returns the socket's own address, the invalid one if it has none.

@@ -43,7 +43,12 @@ func Start(cmd *exec.Cmd, do func(func() error) error) (*Process, error) {
 				return err
 			}
 			started <- nil
-			p.err = wait(cmd)
+			// Before it is reaped, its number, which is that of its process group, cannot be reused.
+			for err := error(unix.EINTR); errors.Is(err, unix.EINTR); {
+				err = unix.Waitid(unix.P_PID, cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
+			}
+			_ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL) // what is left of the group
+			p.err = cmd.Wait()
 			close(p.done)
 			return nil
 		})
@@ -55,17 +60,6 @@ func Start(cmd *exec.Cmd, do func(func() error) error) (*Process, error) {
 		return nil, err
 	}
 	return p, nil
-}
-
-// wait waits until a started command has ended, kills the rest of its process group, and
-// returns the result of [exec.Cmd.Wait].
-func wait(cmd *exec.Cmd) error {
-	// Before it is reaped, its number, which is the group's, cannot be reused.
-	for err := error(unix.EINTR); errors.Is(err, unix.EINTR); {
-		err = unix.Waitid(unix.P_PID, cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
-	}
-	_ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL)
-	return cmd.Wait()
 }
 
 // Run starts a command as Start does, in a session of its own, and returns the result of
