@@ -17,9 +17,6 @@ const (
 	attrHeaderLen   = unix.SizeofNlAttr   // struct nlattr: length, type
 )
 
-// align rounds n up to netlink's alignment of 4 bytes.
-func align(n int) int { return (n + 3) &^ 3 }
-
 // attrs appends netlink attributes to a buffer.
 type attrs []byte
 
@@ -106,7 +103,7 @@ func Attributes(b []byte) iter.Seq2[uint16, []byte] {
 			if n < attrHeaderLen || n > len(b) || !yield(typ, b[attrHeaderLen:n]) {
 				return
 			}
-			b = b[min(align(n), len(b)):]
+			b = b[min((n+3)&^3, len(b)):] // netlink's alignment is 4 bytes
 		}
 	}
 }

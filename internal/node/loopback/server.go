@@ -15,7 +15,6 @@ package loopback
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -233,6 +232,3 @@ func (s *Server) Close() {
 		s.options.Listening(s.listening)
 	}
 }
-
-// closed reports whether an error says that this process has closed a socket.
-func closed(err error) bool { return errors.Is(err, net.ErrClosed) }

@@ -4,6 +4,7 @@ package loopback
 
 import (
 	"context"
+	"errors"
 	"net"
 	"time"
 
@@ -26,7 +27,7 @@ func (s *Server) serveTCP(p *port, l *net.TCPListener) {
 	var errs logonce.Errors
 	for {
 		conn, err := l.AcceptTCP()
-		if closed(err) {
+		if errors.Is(err, net.ErrClosed) { // by this process
 			return
 		}
 		errs.Log(klog.FromContext(s.end), err, "Could not accept a connection", "address", p.key)

@@ -64,7 +64,7 @@ func (l *udpListener) serve() {
 				_, _ = f.conn.Write(datagram) // as on any network, a datagram can be lost
 			}
 		})
-		if closed(err) {
+		if errors.Is(err, net.ErrClosed) { // by this process
 			return
 		}
 		errs.Log(klog.FromContext(l.server.end), err, "Could not receive a datagram", "address", l.port.key)

@@ -15,7 +15,6 @@ import (
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
@@ -83,7 +82,7 @@ func (r *Reviewer) status(q *http.Request, token string) int {
 
 func (r *Reviewer) ask(ctx context.Context, token, verb, path string) (status int, err error) {
 	who := &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: token}}
-	if err := review(ctx, r.authentication, "tokenreviews", who); err != nil {
+	if err := r.authentication.Post().Resource("tokenreviews").Body(who).Do(ctx).Into(who); err != nil {
 		return 0, err
 	}
 	if !who.Status.Authenticated {
@@ -98,18 +97,13 @@ func (r *Reviewer) ask(ctx context.Context, token, verb, path string) (status in
 		User: user.Username, UID: user.UID, Groups: user.Groups, Extra: extra,
 		NonResourceAttributes: &authorizationv1.NonResourceAttributes{Path: path, Verb: verb},
 	}}
-	if err := review(ctx, r.authorization, "subjectaccessreviews", may); err != nil {
+	if err := r.authorization.Post().Resource("subjectaccessreviews").Body(may).Do(ctx).Into(may); err != nil {
 		return 0, err
 	}
 	if !may.Status.Allowed {
 		return http.StatusForbidden, nil
 	}
 	return http.StatusOK, nil
-}
-
-// review has the API server fill in an object's status.
-func review(ctx context.Context, client rest.Interface, resource string, object runtime.Object) error {
-	return client.Post().Resource(resource).Body(object).Do(ctx).Into(object)
 }
 
 // certificate returns the certificate in two files, again when they have changed.
