@@ -21,7 +21,7 @@ func (s *State) mostChange() int { return cmp.Or(s.config.NamespaceChange, MaxCh
 // MaxChange is how many backends and slots of a namespace one Change gives anew, about, so that others do not wait for
 // all of a large one. Of a Service port with more, a part is added and removed. What new pools need for frontends that
 // were there before does not wait, but for slots for algorithms and weights; neither does a port with such slots that goes.
-const MaxChange = 1 << 10
+const MaxChange = 1 << 9
 
 // Pending reports whether the last Change left something for the next.
 func (s *State) Pending() bool { return len(s.dirtyEndpoints) > 0 }

@@ -22,7 +22,7 @@ type endpoints struct {
 	rest    *rest      // of touched, that the last Change left for the next
 	flows   *flowWatch // nil for TCP
 	counted int        // of service.slots
-	written int        // counted, at the last report
+	written int        // counted, at the last report that was complete, or more since
 	told    bool       // there was a report
 	gone    bool       // the Service port no longer has the family
 	dirty   bool       // they are in State.dirtyEndpoints
@@ -313,8 +313,11 @@ func (e *endpoints) change(c *Update, s *State, most int) (n int) {
 			chosenAgain = p.eject(s) || chosenAgain
 		}
 	}
-	switch each := 1 + e.counted/max(len(e.entries), 1); { // an entry, and its slots
-	case chosenAgain && len(e.entries) <= most/2/each:
+	slots := max(e.counted, e.written)
+	each := 1 + slots/max(len(e.entries), 1)                                // an entry, and its slots
+	emptied := each > 8 && e.tally.all[usable]+e.tally.all[lastResort] == 0 // then no slot has to get another backend
+	switch {
+	case emptied || chosenAgain && len(e.entries) <= most/2/each:
 		e.touched, e.rest = nil, nil
 		for i := len(e.entries) - 1; i >= 0; i-- { // backwards, because report may move the last entry to i
 			n += e.report(i, &changes, s)
@@ -338,8 +341,10 @@ func (e *endpoints) change(c *Update, s *State, most int) (n int) {
 		}
 	}
 	if !e.waits {
-		n += max(e.counted, e.written) / tableCost
-		e.written = e.counted
+		n += slots / tableCost
+		if e.written = slots; e.complete() {
+			e.written = e.counted
+		}
 	}
 	return n
 }

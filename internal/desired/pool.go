@@ -49,7 +49,6 @@ func (p *pool) choose(c *PoolChange) (changed bool) {
 	}
 	if p.gone {
 		p.choice.class = classes // so that it is another one if the pool is used again before it is deleted
-		return true
 	}
 	return p.choice != former
 }

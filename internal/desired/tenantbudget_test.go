@@ -366,7 +366,7 @@ func TestLargeChangeIsSplit(t *testing.T) {
 			t.Errorf("change %d has %d endpoints; of the victim: %t", changes, n, victim)
 		}
 	}
-	if fresh := newModel(); replaced < 130000 || changes > 129 || fresh.apply(s.Full()) != nil || fresh.String() != m.String() {
+	if fresh := newModel(); replaced < 130000 || changes > 130000/MaxChange+2 || fresh.apply(s.Full()) != nil || fresh.String() != m.String() {
 		t.Errorf("%d changes with %d endpoints", changes, replaced)
 	}
 }
@@ -408,10 +408,10 @@ func TestNewTablesAreSplit(t *testing.T) {
 		}
 	}
 	addService(s, "x", 1, 4, 1000, corev1.ServiceSpec{}, maglev, "")
-	apply("created", 1, 20)
+	apply("created", 1, 35)
 	s.DeleteService("x", "s1")
 	addService(s, "x", 2, 4, 1000, corev1.ServiceSpec{}, maglev, "")
-	apply("replaced", 2, 30)
+	apply("replaced", 2, 45)
 	s.DeleteService("x", "s2")
 	apply("deleted", 3, 15)
 }

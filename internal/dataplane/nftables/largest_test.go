@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
+	"github.com/slipstream-proxy/slipstream/internal/dataplane/dataplanetest"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
@@ -26,12 +27,16 @@ type large struct {
 	annotations                map[string]string
 	sources                    int  // ranges of clients of a load balancer's address
 	weighted                   bool // endpoints have weights
+	renamed                    bool // with other endpoints, ports have other names
 }
 
 // set sets the objects, with endpoints from a number on. Slices have 1,000 endpoints, as the API server allows.
 func (l large) set(s *desired.State, from int) {
 	for i := range l.services {
-		name := fmt.Sprint("s", i)
+		name, portName := fmt.Sprint("s", i), "p"
+		if l.renamed && from > 0 {
+			portName = "q"
+		}
 		svc := &corev1.Service{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "x", Name: name, Annotations: l.annotations},
 			Spec:       corev1.ServiceSpec{ClusterIP: fmt.Sprintf("10.96.%d.%d", i>>8, i&255)},
@@ -43,7 +48,7 @@ func (l large) set(s *desired.State, from int) {
 			svc.Spec.LoadBalancerSourceRanges = append(svc.Spec.LoadBalancerSourceRanges, fmt.Sprintf("172.%d.%d.0/25", 16+j>>8, j&255))
 		}
 		for p := range l.ports {
-			svc.Spec.Ports = append(svc.Spec.Ports, corev1.ServicePort{Name: fmt.Sprint("p", p), Port: int32(p + 1)})
+			svc.Spec.Ports = append(svc.Spec.Ports, corev1.ServicePort{Name: fmt.Sprint(portName, p), Port: int32(p + 1)})
 		}
 		s.SetService(svc)
 		for first := 0; first < l.endpoints; first += 1000 {
@@ -55,7 +60,7 @@ func (l large) set(s *desired.State, from int) {
 				sl.Annotations = map[string]string{desired.AnnotationWeight: fmt.Sprint((first + from) / 1000 % 100)}
 			}
 			for p := range l.ports {
-				sl.Ports = append(sl.Ports, discoveryv1.EndpointPort{Name: ptr.To(fmt.Sprint("p", p)), Port: ptr.To(int32(p + 1))})
+				sl.Ports = append(sl.Ports, discoveryv1.EndpointPort{Name: ptr.To(fmt.Sprint(portName, p)), Port: ptr.To(int32(p + 1))})
 			}
 			for e := first; e < min(first+1000, l.endpoints); e++ {
 				n := e
@@ -99,6 +104,8 @@ func BenchmarkLargest(b *testing.B) {
 		{"small-tables", large{services: 4, ports: 32, endpoints: 10, annotations: maglev}},
 		{"weights-2000", large{services: 1, ports: 5, endpoints: 2000, weighted: true}},
 		{"weights-8000", large{services: 1, ports: 5, endpoints: 8000, weighted: true}},
+		{"renamed", large{services: 1, ports: 32, endpoints: 1000, renamed: true}},
+		{"renamed-tables", large{services: 1, ports: 8, endpoints: 120, renamed: true, annotations: maglev}},
 		{"ranges", large{services: 64, ports: 1, endpoints: 1, annotations: map[string]string{desired.AnnotationPortRanges: strings.Join(ranges, ",")}}},
 		{"sources-1000", large{services: 1, ports: 1, endpoints: 1, sources: 1000}},
 		{"sources-5000", large{services: 1, ports: 1, endpoints: 1, sources: 5000}},
@@ -158,5 +165,32 @@ func BenchmarkLargest(b *testing.B) {
 				b.ReportMetric(float64(took[step][len(took[step])/2].Microseconds())/1000, unit)
 			}
 		})
+	}
+}
+
+// TestEmptiedInParts deletes the endpoints of Maglev tables. An update writes a part of the slots that they had.
+func TestEmptiedInParts(t *testing.T) {
+	k := newKernel(t)
+	s := desired.New(desired.Config{})
+	dataplanetest.Reconcile(t, k.Dataplane, s)
+	l := large{services: 1, ports: 4, endpoints: 900, annotations: map[string]string{desired.AnnotationScheduler: "maglev"}}
+	most, rest := 0, 1
+	apply := func() {
+		for first := true; first || s.Pending() || rest > 0; first = false {
+			stats, err := k.Apply(t.Context(), &s.Change().Change)
+			if err != nil {
+				t.Fatal(err)
+			}
+			most, rest = max(most, stats.Elements), len(stats.Rest)
+		}
+	}
+	l.set(s, 0)
+	apply()
+	k.has(s)
+	most = 0
+	s.DeleteEndpointSlice("x", "s0-0")
+	apply()
+	if k.has(s); most > 3*desired.MaxChange {
+		t.Errorf("one update writes %d elements", most)
 	}
 }
