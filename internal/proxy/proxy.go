@@ -632,8 +632,8 @@ func (p *Proxy) Healthy() bool {
 	return since == nil || time.Since(*since) < p.options.LateAfter
 }
 
-// Updated returns when the kernel last had all changes, or zero before the first sync. It is
-// safe for concurrent use.
+// Updated returns when the kernel last had all changes, but parts of large ones that were left, or zero before the first
+// sync. It is safe for concurrent use.
 func (p *Proxy) Updated() time.Time {
 	if at := p.lateness.updated.Load(); at != nil {
 		return *at

@@ -46,7 +46,7 @@ func TestSecondTries(t *testing.T) {
 					continue
 				}
 				tries++
-				if chain == chainDispatch && bytes.Contains(rules[i+1].Expressions, []byte(chainMissed+"\x00")) { // packets to direct parts of ranges leave
+				if chain == chainDispatch && bytes.Contains(rules[i+1].Expressions, []byte(chainMissed+"\x00")) { // packets to ports in ranges leave
 					rules = slices.Delete(slices.Clone(rules), i+1, i+2)
 				}
 				if i+1 == len(rules) || !bytes.Equal(rules[i].Expressions, rules[i+1].Expressions) {
