@@ -133,7 +133,7 @@ func (p *Pool) Update(c *desired.PoolChange) []SlotChange {
 	if p.Algorithm == desired.RoundRobin {
 		return p.set(inTurn(slots))
 	}
-	surplus, missing := make([]int, 0, len(p.Slots)), make([]desired.Backend, 0, desired.MostSlots(len(slots)))
+	surplus, lacking := make([]int, 0, len(p.Slots)), 0
 	for i := 0; i < len(p.Slots); { // a backend often has several slots in a row
 		b := p.Slots[i]
 		n := slots[b]
@@ -144,6 +144,10 @@ func (p *Pool) Update(c *desired.PoolChange) []SlotChange {
 		}
 		slots[b] = max(n, 0)
 	}
+	for _, n := range slots {
+		lacking += n
+	}
+	missing := make([]desired.Backend, 0, lacking)
 	for b, n := range slots {
 		for range n {
 			missing = append(missing, b)

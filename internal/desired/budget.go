@@ -239,9 +239,9 @@ func (s *State) countElements(svc *service) {
 	}
 }
 
-// MostSlots returns how many slots a number of backends have at most because of their weights. With
-// 50 for each backend, rounding changes its share by at most a hundredth of the average; with 8, as 2,048 to 8,192
-// backends have, by a sixteenth.
+// MostSlots returns how many slots a number of backends have at most because of their weights, but that each has one at
+// least. A share is wrong by less than a slot: a fiftieth of the average with 50 slots for each backend, an eighth with 8,
+// as 2,048 to 8,192 backends have.
 func MostSlots(backends int) int {
 	return min(max(1000, 50*backends), max(1<<14, 8*backends), 1<<16)
 }

@@ -314,8 +314,9 @@ func (e *endpoints) change(c *Update, s *State, most int) (n int) {
 		}
 	}
 	slots := max(e.counted, e.written)
-	each := 1 + slots/max(len(e.entries), 1)                                // an entry, and its slots
-	emptied := each > 8 && e.tally.all[usable]+e.tally.all[lastResort] == 0 // then no slot has to get another backend
+	each := 1 + slots/max(len(e.entries), 1) // an entry, and its slots
+	emptied := each > 8 && !s.config.IPVS && len(e.entries) <= 2*s.mostChange() &&
+		e.tally.all[usable]+e.tally.all[lastResort] == 0 // then no slot has to get another backend
 	switch {
 	case emptied || chosenAgain && len(e.entries) <= most/2/each:
 		e.touched, e.rest = nil, nil
@@ -350,7 +351,7 @@ func (e *endpoints) change(c *Update, s *State, most int) (n int) {
 }
 
 // tableCost is how many slots take as long to choose as one to write.
-const tableCost = 8
+const tableCost = 16
 
 // rest are entries that pools gain and lose, as far as they do still.
 type rest [2][]Backend

@@ -22,7 +22,7 @@ const (
 	// exactSizes is the size up to which a draw always hits.
 	exactSizes = 8
 
-	// startSize is the largest size that has chains from the start. A transaction takes the
+	// startSize is the largest size that has both chains from the start. A transaction takes the
 	// longer, the more chains there are (see the package's documentation). So chains for larger
 	// pools, which are rare, are created when they are first needed (balance.go).
 	startSize = 64
