@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/slipstream-proxy/slipstream/internal/bpffs"
+	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	imageutils "k8s.io/kubernetes/test/utils/image"
@@ -137,8 +138,13 @@ func TestChart(t *testing.T) {
 		"--cert="+filepath.Join(certificates, "apiserver.crt"), "--key="+filepath.Join(certificates, "apiserver.key"))
 	c.kubectl("wait", "--for=condition=Ready", "pod/web", "pod/plain", "pod/meshed", "pod/host", within())
 	for _, k := range chartCases {
-		if k.name == *chartOnly || *chartOnly == "" && k.name != "ipvs" {
-			t.Run(k.name, func(t *testing.T) { (&chartTest{t, c.Cluster, ctx}).install(k) })
+		if k.name == *chartOnly || *chartOnly == "" {
+			t.Run(k.name, func(t *testing.T) {
+				if k.name == "ipvs" {
+					kerneltest.Require(t, kerneltest.IPVS)
+				}
+				(&chartTest{t, c.Cluster, ctx}).install(k)
+			})
 		}
 	}
 	if *chartOnly == "" {
