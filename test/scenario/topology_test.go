@@ -41,11 +41,15 @@ func require(t *testing.T, d *datadriven.TestData) {
 	}
 }
 
+// wholeChange is so many endpoints and slots that a story's changes are not divided.
+const wholeChange = 1 << 20
+
 // lab makes the machines, and a proxy on every node.
 func (s *story) lab(t *testing.T, d *datadriven.TestData) string {
 	config := options(t, d)
 	config.IPVS = s.inIPVS()
 	config.Balancing.Algorithm, config.MaxTable = s.algorithm, desired.TableSizes()[0]
+	config.NamespaceChange = wholeChange
 	s.machines = map[string]machine{}
 	if s.mode != nil {
 		s.topology = &topology{
@@ -122,7 +126,7 @@ func detectLocal(t *testing.T, d *datadriven.TestData, text string) desired.Dete
 
 // newNode makes a node's proxy from the node's line.
 func newNode(t *testing.T, d *datadriven.TestData, words []string, config desired.Config) *node {
-	n := &node{name: words[1], config: dataplane.Config{MasqueradeBit: dataplane.DefaultMasqueradeBit}, desired: config}
+	n := &node{name: words[1], config: dataplane.Config{MasqueradeBit: dataplane.DefaultMasqueradeBit, Step: wholeChange}, desired: config}
 	n.desired.NodeName = n.name
 	addrs, _ := cut(words[2:], "pods")
 	n.addrs = []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.IPv6Loopback()}
