@@ -529,10 +529,9 @@ func newSource(c *config.Config, master, node string, problem func(error)) (sour
 	if err != nil {
 		return nil, nil, err
 	}
-	annotated, _ := c.Annotated() // valid
 	return api.New(client, api.Options{
 		NodeName:   node,
-		Namespaces: annotated != nil,
+		Namespaces: !slices.Contains([]string{"", "all", "none"}, c.Slipstream.ServiceAnnotations), // else labels do not matter
 		Pods:       c.Slipstream.SocketExcludePods != "" && c.Slipstream.SocketLoadBalancing != config.SocketsOff,
 		AllNodes:   c.Slipstream.ResetDeletedNodes,
 		OtherNodes: c.Traits().VirtualServers, // their addresses are not this node's to serve
