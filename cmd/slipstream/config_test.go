@@ -83,7 +83,7 @@ func TestConfigFile(t *testing.T) {
 			t.Errorf("a line of the log is not JSON: %s", line)
 		}
 	}
-	if log := s.log.String(); !strings.Contains(log, `"field":"--nodeport-addresses","note":"is ignored with --config"`) {
+	if log := s.log.String(); !strings.Contains(log, `"file":"`+file+`","v":0,"field":"--nodeport-addresses","note":"is ignored with --config"`) {
 		t.Error("nothing says that a flag is ignored")
 	}
 

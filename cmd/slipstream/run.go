@@ -104,8 +104,12 @@ func (o *runFlags) run(cmd *cobra.Command) error {
 	}
 	defer klog.Flush()
 	log := klog.FromContext(cmd.Context())
+	of := log
+	if o.file != "" {
+		of = log.WithValues("file", o.file)
+	}
 	for _, n := range notes {
-		log.V(n.Verbosity).Info("Configuration", "file", o.file, "field", n.Field, "note", n.Text)
+		of.V(n.Verbosity).Info("Configuration", "field", n.Field, "note", n.Text)
 	}
 	if o.cleanup {
 		return cleanUp(cmd.Context(), c.ExcludeCIDRs(), false)

@@ -29,6 +29,7 @@ func TestRun(t *testing.T) {
 	s.save("web.yaml", web(1, 2))
 	s.untilReached("web-1", "web-2")
 	s.hasManifests()
+	s.hasLine(`"Configuration" field="clusterCIDR"`) // no file, as there is none
 
 	// A mistake is reported in one line, and the last valid content stays in effect.
 	s.save("web.yaml", strings.Replace(web(0), "port: 80,", "port: 80000,", 1))

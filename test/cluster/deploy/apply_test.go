@@ -69,3 +69,20 @@ func TestServiceMonitor(t *testing.T) {
 		}
 	}
 }
+
+// TestServiceMonitorEndpoint checks that values of the endpoint replace the chart's own, but for the job that the alerts
+// ask for, and that no key is there twice.
+func TestServiceMonitorEndpoint(t *testing.T) {
+	all := helm(t, "apiServer: "+placeholder+"\ntlsSecret: s\nmetrics: {serviceMonitor: {enabled: true, endpoint: {interval: 1m, "+
+		"tlsConfig: {insecureSkipVerify: true}, relabelings: [{targetLabel: zone, replacement: a}]}}}")
+	spec, _ := all.get(t, "ServiceMonitor slipstream").Object["spec"].(map[string]any)
+	got, err := json.Marshal(spec["endpoints"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = `[{"interval":"1m","port":"metrics","relabelings":[{"replacement":"kube-proxy","targetLabel":"job"},` +
+		`{"replacement":"a","targetLabel":"zone"}],"scheme":"https","tlsConfig":{"insecureSkipVerify":true}}]`
+	if string(got) != want {
+		t.Errorf("endpoints are %s; want %s", got, want)
+	}
+}
