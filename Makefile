@@ -22,7 +22,7 @@ ENGINE ?= docker
 IMAGE ?= slipstream:$(VERSION)
 
 .DEFAULT_GOAL := help
-.PHONY: help build test race oracle oracle-ipvs test-ebpf test-bench test-browser test-arch test-arm64 test-cluster test-cluster-ipvs tenants crash-sweep soak sim mutation e2e test-deploy test-apparmor build-bench image release verify-release test-release deps lint vulnerabilities fmt demo bench bench-fastpath bench-compare bench-scale bench-rules bench-ipvs bench-balance bench-observe report fuzz clean
+.PHONY: help build test race oracle oracle-ipvs test-ebpf test-bench test-browser test-arch test-arch-kernel test-cluster test-cluster-ipvs tenants crash-sweep soak sim mutation e2e test-deploy test-apparmor build-bench image release verify-release test-release deps lint vulnerabilities fmt demo bench bench-fastpath bench-compare bench-scale bench-rules bench-ipvs bench-balance bench-observe report fuzz clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -113,11 +113,12 @@ test-arch: ## Run the tests that need no root on another processor, emulated, AR
 		-skip '^(TestUnsupported|TestWorkGrowsWithSize|TestWriteConfig|TestIPv6Disabled|TestFormerFiles)$$' \
 		$$($(GO) list ./internal/... ./cmd/... | grep -v internal/source/manifest) ./examples ./test/model ./test/scenario || exit 1; done
 
-test-arm64: ## Run eBPF, sockets and stories on Debian's arm64 kernel in QEMU, KERNEL=6.1, RUN=regexp for the stories (root)
-	for p in internal/fastpath internal/socket test/scenario; do \
-		case $$p in internal/fastpath) run='^TestLateProgram$$' ;; test/scenario) run='$(or $(RUN),^TestNFTables$$)' ;; *) run=. ;; esac; \
-		GOARCH=arm64 $(GO) test -c -o bin/$$(basename $$p).arm64 ./$$p && test/kernel/qemu-arm64.sh $(if $(KERNEL),-kernel $(KERNEL)) -timeout 2h \
-			bin/$$(basename $$p).arm64 $$p -test.v -test.timeout 2h -test.run "$$run" || exit 1; \
+# Debian's 6.1 of s390x has no BTF, which the programs of the fast path need.
+test-arch-kernel: ## Run eBPF, sockets and stories on Debian's kernel of another processor in QEMU, ARCH=arm64 (or s390x), KERNEL=6.1, RUN=regexp for the stories (root)
+	for p in $(if $(filter s390x,$(ARCH)),,internal/fastpath) internal/socket test/scenario; do \
+		case $$p in internal/fastpath) run='EBPF|LateProgram' ;; test/scenario) run='$(or $(RUN),^TestNFTables$$)' ;; *) run=. ;; esac; \
+		GOARCH=$(or $(ARCH),arm64) $(GO) test -c -o bin/$$(basename $$p).arch ./$$p && test/kernel/qemu-arch.sh -arch $(or $(ARCH),arm64) $(if $(KERNEL),-kernel $(KERNEL)) -timeout 2h \
+			bin/$$(basename $$p).arch $$p -test.v -test.timeout 2h -test.parallel 2 -test.run "$$run" || exit 1; \
 	done
 
 # Those of scale need an API server, which is slow on the User Mode Linux kernels.
