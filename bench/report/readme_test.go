@@ -37,7 +37,8 @@ func TestReadme(t *testing.T) {
 		}
 		return s.Unit.Format(o.Median), s.Unit.Format(k.Median), bench.Median(k.Values) / bench.Median(o.Values)
 	}
-	var want []string
+	_, release, _ := strings.Cut(records["scale"].Steps[0].Result.Subjects[2].Version, " ") // "Kubernetes v1.37.2"
+	want := []string{"beside kube-proxy " + release + " in nftables mode"}
 	for _, row := range []struct{ series, what, better string }{
 		{"start", "start until Services answer", "faster"}, {"change", "an endpoint replaced, median", "faster"},
 		{"change_cpu", "CPU time for it", "less"}, {"peak_rss", "peak memory", "less"},

@@ -80,7 +80,7 @@ func TestDocumentsClaims(t *testing.T) {
 		{name: "config.conf is in kube-proxy's pod", file: "README.md", want: "get configmap kube-proxy", not: "--config /var/lib/kube-proxy/"},
 		{name: "kube-proxy is to be stopped", file: "README.md", want: "Stop kube-proxy"},
 		{name: "ratios have no unit", file: "README.md", want: "x faster"},
-		{name: "maturity", file: "README.md", want: "not yet"},
+		{name: "maturity", file: "README.md", want: "**Maturity:**"},
 		{name: "explain is shown", file: "README.md", want: "$ slipstream explain"},
 		{name: "a table", file: "examples/README.md", not: "||\n"},
 		{name: "unknown fields come first", file: "docs/manifests.md", want: "only these are reported", not: "Each mistake is one line"},

@@ -18,15 +18,16 @@ for arch in amd64 arm64 s390x ppc64el riscv64; do
   names=$packages
   # base-files has the texts of the licences, which are the same for each processor.
   [[ $arch != amd64 ]] || names+=' base-files'
-  while read -r sum path source version; do
-    echo "$sum  $path"
-    # The texts of licences are their own source.
-    [[ $source == base-files ]] || sources["$source $version"]=1
-  done < <(index "binary-$arch/Packages" | awk -v names=" $names " 'BEGIN { RS = ""; FS = "\n" }
+  list=$(index "binary-$arch/Packages" | awk -v names=" $names " 'BEGIN { RS = ""; FS = "\n" }
     { split("", f); for (i = 1; i <= NF; i++) { p = index($i, ": "); f[substr($i, 1, p - 1)] = substr($i, p + 2) }
       if (index(names, " " f["Package"] " ")) {
         split(f["Source"] ? f["Source"] : f["Package"], s, /[ ()]+/)
         print f["SHA256"], f["Filename"], s[1], (s[2] ? s[2] : f["Version"]) } }')
+  while read -r sum path source version; do
+    echo "$sum  $path"
+    # The texts of licences are their own source.
+    [[ $source == base-files ]] || sources["$source $version"]=1
+  done <<<"$list"
 done
 index source/Sources | awk -v wanted="$(printf '%s\n' "${!sources[@]}")" '
   BEGIN { n = split(wanted, w, "\n"); for (i = 1; i <= n; i++) want[w[i]] = 1; RS = ""; FS = "\n" }

@@ -16,6 +16,7 @@ cd "$here/../.."
 out=$(realpath -m "${1:-dist}")
 tools=${TOOLS:-$PWD/bin/tools}
 architectures=${ARCHITECTURES:-amd64 arm64 s390x ppc64le riscv64}
+repository=ghcr.io/slipstream-proxy/slipstream # where push.sh takes the images, in the workflow
 
 say() { printf 'release: %s\n' "$*" >&2; }
 fail() { say "$*"; exit 1; }
@@ -95,7 +96,7 @@ cp -r deploy/helm/slipstream "$work/slipstream-chart"
 mkdir "$work/chart"
 mv "$work/slipstream-chart" "$work/chart/slipstream"
 sed -i "s/^version: .*/version: $number/; \$a appVersion: $version" "$work/chart/slipstream/Chart.yaml"
-sed -i "s/^  tag: latest/  tag: $version/" "$work/chart/slipstream/values.yaml"
+sed -i "s|^  repository: slipstream$|  repository: $repository|; s/^  tag: latest$/  tag: $version/" "$work/chart/slipstream/values.yaml"
 # Built as a Go module, helm takes the cluster for an old one.
 helm lint --strict --kube-version 1.37.0 --set apiServer=https://192.0.2.1:6443 "$work/chart/slipstream" >&2
 # helm package writes the time of day into the archive.
@@ -104,7 +105,9 @@ pack -C "$work/chart" -cf - --exclude=.helmignore slipstream/{Chart.yaml,values.
 touch -d "@$SOURCE_DATE_EPOCH" "$chart"
 helm template slipstream "$chart" --kube-version 1.37.0 --namespace kube-system --set apiServer=https://API-SERVER:6443 >"$out/slipstream-$version.yaml"
 cp -r deploy/kustomize "$work/kustomize"
-sed -i "s/newTag: latest/newTag: $version/" "$work/kustomize/base/kustomization.yaml"
+sed -i "s|newName: slipstream$|newName: $repository|; s/newTag: latest$/newTag: $version/" "$work/kustomize/base/kustomization.yaml"
+[[ $(grep -c "$repository:$version" "$out/slipstream-$version.yaml") -gt 0 && $(grep -c "$repository" "$work/kustomize/base/kustomization.yaml") == 1 ]] ||
+  fail 'the manifests do not name the image of the release'
 pack -C "$work" -cf - kustomize | gzip -9n >"$out/slipstream-$version-kustomize.tar.gz"
 
 say 'images'
