@@ -29,7 +29,7 @@ var colours = map[string]color.RGBA{
 	"slipstream-iptables": sky, "slipstream-ipvs": sky, "rr": sky, "flowtable": sky, "no threshold": sky,
 	"kube-proxy-nftables": vermilion, "ipvs-lc": vermilion,
 	"kube-proxy-iptables": orange, "kube-proxy-ipvs": orange,
-	"sockets": green, "no Service": purple, "one link": yellow,
+	"sockets": green, "detection": green, "no Service": purple, "one link": yellow,
 }
 
 var (
@@ -77,7 +77,7 @@ func (l legend) svg(p *plot.Plot, height vg.Length) (string, error) {
 	for i, one := range l {
 		one.Draw(draw.Crop(all, vg.Length(i%2)*column, 0, 0, -vg.Points(float64(row*(i/2)))))
 	}
-	p.Draw(draw.Crop(all, 0, 0, 0, -above))
+	p.Draw(draw.Crop(all, vg.Points(10), 0, 0, -above)) // room for half of the number below the axis' begin
 	var b bytes.Buffer
 	if _, err := c.WriteTo(&b); err != nil {
 		return "", err
@@ -94,16 +94,16 @@ func Bars(r *bench.Result) (string, error) {
 	p, names, series := newPlot(), legend{}, r.Series
 	p.X.Label.Text = fmt.Sprintf("multiple of %q in the same round, median (%s is better)", r.Subjects[0].Name, series[0].Better)
 	p.X.Min = 0
-	const thickness, gap = 16, 14 // of a bar, and between groups, in points
+	const thickness, gap = 16, 30 // of a bar, and between groups with their text, in points
 	group := float64(len(r.Subjects)*thickness + gap)
-	var ticks []plot.Tick
 	labels := plotter.XYLabels{}
 	for i, s := range series {
 		if s.Better != series[0].Better {
 			return "", fmt.Errorf("of %s more is better, of %s less: they need charts of their own", series[0].Name, s.Name)
 		}
 		centre := -group * float64(i) // from top to bottom
-		ticks = append(ticks, plot.Tick{Value: centre, Label: "   " + s.Text})
+		labels.XYs = append(labels.XYs, plotter.XY{Y: centre + float64(len(r.Subjects)+1)*thickness/2})
+		labels.Labels = append(labels.Labels, s.Text)
 		for k, o := range s.Outcomes {
 			if len(o.Values) == 0 && i > 0 { // the first group has the legend
 				continue
@@ -142,8 +142,7 @@ func Bars(r *bench.Result) (string, error) {
 		values.TextStyle[i].YAlign = draw.YCenter
 	}
 	p.Add(values)
-	p.Y.Tick.Marker = plot.ConstantTicks(ticks)
-	p.Y.Tick.Length, p.Y.LineStyle.Width = 0, 0
+	p.HideY()
 	p.Y.Min, p.Y.Max = -group*(float64(len(series))-0.5), group/2
 	return names.svg(p, vg.Points(group*float64(len(series))+50))
 }
@@ -233,14 +232,15 @@ func (p *points) add(at int, unit bench.Unit, o bench.Outcome) {
 	p.labels = append(p.labels, label)
 }
 
-// decades are ticks at powers of ten, with the unit. Within three decades, 2 and 5 times them have it too.
+// decades are ticks at powers of ten, with the unit. Within three decades, 2 and 5 times them have it too, and within
+// less than one, all.
 type decades bench.Unit
 
 func (d decades) Ticks(from, to float64) (all []plot.Tick) {
 	for power := math.Pow(10, math.Floor(math.Log10(from))); power <= to; power *= 10 {
 		for i := 1.0; i < 10; i++ {
 			tick := plot.Tick{Value: i * power}
-			if i == 1 || to/from < 1000 && (i == 2 || i == 5) {
+			if i == 1 || to/from < 1000 && (i == 2 || i == 5) || to/from < 5 {
 				tick.Label = bench.Unit(d).Format(tick.Value)
 			}
 			if from <= tick.Value && tick.Value <= to {

@@ -30,7 +30,7 @@ func TestBars(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"<svg", ">   latency, mean<", ">110 ns<", ">1.30x, 143 ns<", ">no difference shown, 11.5 /s<", ">no threshold<", "(less is better)"} {
+	for _, want := range []string{"<svg", ">latency, mean<", ">110 ns<", ">1.30x, 143 ns<", ">no difference shown, 11.5 /s<", ">no threshold<", "(less is better)"} {
 		if !strings.Contains(svg, want) {
 			t.Errorf("no %q in the chart", want)
 		}

@@ -130,7 +130,7 @@ func times(ratio float64) string {
 	switch {
 	case math.Abs(ratio-1) < 0.005:
 		return "1.00 times"
-	case ratio < 0.1:
+	case ratio < 0.5:
 		return "1/" + digits(1/ratio) + " of it"
 	case ratio < 10:
 		return fmt.Sprintf("%.2f times", ratio)

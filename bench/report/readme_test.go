@@ -55,3 +55,19 @@ func TestReadme(t *testing.T) {
 		}
 	}
 }
+
+// TestTenantsClaim checks what the part about tenants claims, in the table that it shows.
+func TestTenantsClaim(t *testing.T) {
+	c := copied{Page: "security.md", Head: "| attack |"}
+	if err := c.read(); err != nil {
+		t.Fatal(err)
+	}
+	if len(c.Rows) < 40 {
+		t.Errorf("%d rows", len(c.Rows))
+	}
+	for _, row := range c.Rows[1:] {
+		if !strings.HasPrefix(row[2], "0 of ") {
+			t.Errorf("%s: connections of another tenant failed: %s", row[0], row[2])
+		}
+	}
+}

@@ -27,7 +27,7 @@ func TestComparison(t *testing.T) {
 		"less":     {theirs: []float64{10, 11, 12, 13}, ours: []float64{5, 6, 7, 8}, ratio: 6.5 / 11.5, want: "0.57 times (p = 0.029)"},
 		"same":     {theirs: []float64{1, 2, 3, 4}, ours: []float64{1.5, 2.5, 2.6, 3.5}, ratio: 1.02, want: "no difference seen (p = 1)"},
 		"equal":    {theirs: []float64{0, 0, 0, 0}, ours: []float64{0, 0, 0, 0}, want: "no difference seen (p = 1)"},
-		"few":      {theirs: []float64{10, 10, 10}, ours: []float64{1, 1, 1}, ratio: 0.1, want: "0.10 times; too few values to test"},
+		"few":      {theirs: []float64{10, 10, 10}, ours: []float64{1, 1, 1}, ratio: 0.1, want: "1/10 of it; too few values to test"},
 		"one each": {theirs: []float64{14}, ours: []float64{1}, ratio: 1. / 14, want: "1/14 of it; too few values to test"},
 		"few, 0":   {theirs: []float64{0}, ours: []float64{0}, want: "too few values to test"},
 		"shares":   {theirs: []float64{1, 2, 3, 4}, ours: []float64{11, 12, 13, 14}, want: "different (p = 0.029)"},
@@ -228,7 +228,7 @@ func TestPage(t *testing.T) {
 	if n := strings.Count(first, "<svg"); n != 2 || strings.Count(first, "<b>3x</b>") != 4 || strings.Count(first, "<b>2x</b>") != 1 {
 		t.Errorf("the first screen has %d charts, in %s", n, regexp.MustCompile("<b>.*</b>").FindAllString(first, -1))
 	}
-	for _, want := range []string{`id="short"`, "3.00 ms", "1.00 ms to 1.00 ms, n = 5", "0.33 times (p = 0.0079)", "bin/bench rules", ">Maglev tables: 30 ports, 101 endpoints</td>", ">clean-up with rules of kube-proxy</td>"} {
+	for _, want := range []string{`id="short"`, "3.00 ms", "1.00 ms to 1.00 ms, n = 5", "1/3 of it (p = 0.0079)", "bin/bench rules", ">Maglev tables: 30 ports, 101 endpoints</td>", ">clean-up with rules of kube-proxy</td>"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the page does not have %q", want)
 		}

@@ -8,8 +8,8 @@
 #
 # Debian 12 has 6.12 for arm64 only.
 #
-# The machine has a file system of its own, in memory, with the program, the folder in which it runs, the commands that
-# tests need and the kernel's modules. The program is linked statically, as Go's are without cgo. The machine has one
+# The machine has a file system of its own, in memory, with the program, the folder of the repository in which it runs,
+# docs, the commands that tests need and the kernel's modules. The program is linked statically, as Go's are without cgo. The machine has one
 # processor, which is some twenty times slower than this machine's.
 set -euo pipefail
 say() { printf 'test/kernel/qemu-arch: %s\n' "$*" >&2; }
@@ -64,7 +64,7 @@ if [ -z "$image" ]; then
   [ -n "$package" ] || die "Debian has no kernel $series for $arch"
   say "downloading $package (30 to 95 MB) and commands (20 MB)"
   { apt-get "${options[@]}" download "$package" &&
-    apt-get "${options[@]}" --no-install-recommends --download-only install busybox-static conntrack iproute2 iptables nftables procps; } >&2 ||
+    apt-get "${options[@]}" --no-install-recommends --download-only install busybox-static conntrack dash iproute2 iptables nftables procps; } >&2 ||
     die "cannot download $package"
   dpkg-deb -x linux-image-*.deb root
   mkdir root/commands
@@ -86,24 +86,25 @@ fi
 
 run=$(mktemp -d "$cache/.run-XXXXXX")
 trap 'rm -rf "$run"' EXIT
-mkdir -p "$run/root"/{bin,sbin,proc,sys,dev,tmp,run,etc,var/run,folder}
+mkdir -p "$run/root"/{bin,sbin,busybox,proc,sys,dev,tmp,run,etc,var/run,repository/docs} "$run/root/repository/$folder"
 cp -r "$image/commands/." "$image/some/lib" "$run/root/"
 cp "$program" "$run/root/program"
-cp -rL "$folder/." "$run/root/folder/"
+cp -rL "$folder/." "$run/root/repository/$folder/"
+cp docs/*.md "$run/root/repository/docs/"
 {
   cat <<'GUEST'
 #!/bin/busybox sh
-/bin/busybox --install -s /bin 2>/dev/null
-ln -s /bin/modprobe /sbin/modprobe
-export PATH=/usr/bin:/usr/sbin:/bin:/sbin HOME=/ TMPDIR=/tmp
+/bin/busybox --install -s /busybox
+ln -s /busybox/modprobe /sbin/modprobe
+ln -sf dash /bin/sh
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin:/busybox HOME=/ TMPDIR=/tmp
 mount -t proc proc /proc; mount -t sysfs sysfs /sys; mount -t devtmpfs dev /dev
 mount -t tmpfs tmpfs /tmp; mount -t tmpfs tmpfs /run; mount -t bpf bpf /sys/fs/bpf; mount -t cgroup2 cgroup2 /sys/fs/cgroup
 dmesg -n 1
 ip link set lo up
 ulimit -n 1048576
-cd /folder
 GUEST
-  printf '/program'
+  printf 'cd /repository/%q\n/program' "$folder"
   printf ' %q' "$@"
   printf ' 2>&1\necho "exit code of the program: $?"\npoweroff -f\n'
 } >"$run/root/init"
