@@ -2,13 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Pushes the images and the chart of a release to a registry, and signs them there with the identity of the
-# workflow: push.sh DIRECTORY REGISTRY. ACTOR and GH_TOKEN are the user and the password.
-# INSECURE_UNSIGNED=1 neither logs in nor signs, for tests with a local registry.
+# workflow, or with the key COSIGN_PRIVATE_KEY if it is set: push.sh DIRECTORY REGISTRY. ACTOR and GH_TOKEN are the user
+# and the password; without GH_TOKEN it does not log in.
 set -euo pipefail
 [ $# -eq 2 ] || { echo "usage: push.sh DIRECTORY REGISTRY" >&2; exit 2; }
 PATH=$(realpath "$(dirname "$0")/../..")/bin/tools:$PATH
 directory=$1 registry=$2
-[[ ${INSECURE_UNSIGNED:-} ]] || {
+sign=(cosign sign --yes --recursive)
+[[ ! ${COSIGN_PRIVATE_KEY:-} ]] || sign+=(--key env://COSIGN_PRIVATE_KEY --use-signing-config=false --tlog-upload=false)
+[[ ! ${GH_TOKEN:-} ]] || {
   crane auth login "${registry%%/*}" -u "$ACTOR" --password-stdin <<<"$GH_TOKEN"
   cosign login "${registry%%/*}" -u "$ACTOR" --password-stdin <<<"$GH_TOKEN"
 }
@@ -24,7 +26,7 @@ push() {
     reference=$(crane push "$work/layout" "$registry$tag")
   done
   rm -r "$work/layout"
-  [[ ${INSECURE_UNSIGNED:-} ]] || cosign sign --yes --recursive "$reference"
+  "${sign[@]}" "$reference"
   echo "$reference"
 }
 for file in "$directory"/slipstream-v*-image.tar; do

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Tests release.sh and verify.sh (root): the release of the commit is built in two folders, the second time by
+# Tests release.sh, verify.sh and push.sh (root): the release of the commit is built in two folders, the second time by
 # another user with another umask and an empty build cache, and is the same; verify.sh takes it, and refuses
-# it when anything is changed. It takes about as long as building the product ten times.
+# it when anything is changed; push.sh pushes it to a registry on this machine, and the chart is there. It takes about as
+# long as building the product ten times.
 set -euo pipefail
 cd "$(dirname "$(realpath "$0")")/../.."
 [[ $(id -u) == 0 ]] || { echo 'test.sh: the second build is another user'"'"'s, so this needs root' >&2; exit 1; }
@@ -14,7 +15,8 @@ temp=$(mktemp -d)
 printf '[safe]\n\tdirectory = *\n' >"$temp/gitconfig"
 export GIT_CONFIG_GLOBAL=$temp/gitconfig
 chmod 755 "$temp"
-trap 'rm -rf "$temp"' EXIT
+registry=
+trap '[[ -z $registry ]] || kill "$registry"; rm -rf "$temp"' EXIT
 tools=$temp/tools
 mkdir "$temp/one" "$temp/other" "$temp/modules" "$temp/keys"
 
@@ -96,4 +98,22 @@ jq --arg n "$bill" --arg s "$sum" '(.subject[] | select(.name == $n) | .digest.s
 (cd "$temp/bad" && rm SHA256SUMS* && sha256sum -- * >"$temp/sums" && mv "$temp/sums" SHA256SUMS)
 export UNSIGNED=1
 refused 'a bill without a module' 'k8s.io/api@'
+
+say 'push.sh'
+crane registry serve --address 127.0.0.1:0 2>"$temp/registry" &
+registry=$!
+until port=$(grep -o 'serving on port [0-9]*' "$temp/registry"); do
+  kill -0 "$registry" 2>/dev/null || fail "the registry ended: $(<"$temp/registry")"
+  sleep 0.2
+done
+local=127.0.0.1:${port##* }/slipstream
+COSIGN_PASSWORD='' COSIGN_PRIVATE_KEY=$(<"$temp/keys/cosign.key") deploy/release/push.sh "$one" "$local" >"$temp/log" 2>&1 || { cat "$temp/log" >&2; fail 'push.sh'; }
+chart=$(cd "$one" && ls slipstream-chart-*.tgz)
+number=${chart#slipstream-chart-}
+number=${number%.tgz}
+for image in "$local:v$number" "$local:v$number-iptables" "$local/charts/slipstream:$number"; do
+  cosign verify --key "$COSIGN_PUBLIC_KEY" --insecure-ignore-tlog "$image" >"$temp/log" 2>&1 || { cat "$temp/log" >&2; fail "$image: the signature is wrong"; }
+done
+helm pull "oci://$local/charts/slipstream" --version "$number" --plain-http -d "$temp" >"$temp/log" 2>&1 || { cat "$temp/log" >&2; fail 'the chart cannot be pulled'; }
+cmp "$temp/slipstream-$number.tgz" "$one/$chart" || fail 'the chart in the registry is another one'
 say PASSED
