@@ -432,7 +432,7 @@ func TestLargePoolsWalkNoMap(t *testing.T) {
 			}
 			var batch nfnl.Batch
 			s.writeOnDemand(&batch, d, c.selector)
-			if uses := bytes.Contains(batch.Wire(), []byte("\x00"+d.endpoints.Name+"\x00")); uses != c.uses {
+			if uses := bytes.Contains(batch.Wire(), []byte(d.endpoints.Name+"\x00")); uses != c.uses {
 				t.Errorf("%s: rules of a pool's value %d use the endpoints: %v", d.prefix, c.selector, uses)
 			}
 		}
