@@ -119,6 +119,9 @@ func TestAnswers(t *testing.T) {
 		"flows does not say why there are none": func(t *testing.T, _ *site, ask func(...string) string) {
 			contains(t, ask("flows"), "no fast path")
 		},
+		"status shows a fast path that is off": func(t *testing.T, _ *site, ask func(...string) string) {
+			contains(t, ask("status"), "none: offloadPacketThreshold is 0")
+		},
 		"a user who is not root reads a URL": func(t *testing.T, s *site, _ func(...string) string) {
 			var out strings.Builder
 			cmd := s.command("status", "--socket", "/proc/1/root/slipstream.sock")

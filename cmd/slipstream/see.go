@@ -48,7 +48,10 @@ func (s *app) serveView(ctx context.Context, p *proxy.Proxy) (stop func()) {
 	}
 	v.Describe = s.dataplane.Describe
 	v.OpenReader = func(ctx context.Context) (proxy.Reader, error) { return s.dataplane.openReader(ctx, s.config) }
-	if s.fast != nil {
+	switch {
+	case s.fast != nil && s.fast.Off():
+		v.NoFastPath = "offloadPacketThreshold is 0"
+	case s.fast != nil:
 		v.FastPath = s.fast.Stats
 	}
 	v.Sockets = s.sockets
