@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Measures what the fast path gains and costs: all that docs/performance.md reports of
+# Measures what the fast path gains and costs: all that docs/measurements.md reports of
 # it. If this kernel has no flowtables, the User Mode Linux test kernel is measured
 # instead (test/README.md). Takes some minutes; needs root.
 #
