@@ -127,9 +127,10 @@ test-bench: deps ## Test the benchmarks (root)
 	cd test/cluster/oracle && $(GO) run ./build tools
 	$(HOST) -dir bench -timeout 30m . ./scale
 
-test-deploy: deps ## Render deploy/, give it to a kube-apiserver, run it (root)
+test-deploy: deps build ## Render deploy/, give it to a kube-apiserver, run it (root)
 	cd test/cluster/oracle && $(GO) run ./build tools
 	$(HOST) -dir test/cluster/deploy -timeout 20m ./...
+	BINARY=$(CURDIR)/bin/slipstream $(GO) run ./test/kernel/runner -kernel 6.12 -dir test/cluster/deploy -run '^TestPodIPVS$$' -timeout 10m .
 
 # Modules that the proxy asks for are loaded before, as that is slow in QEMU.
 test-apparmor: build ## Run the chart's pod with sockets under AppArmor's default profile for containers, on Debian's kernel in QEMU (root)

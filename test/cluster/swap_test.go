@@ -69,9 +69,10 @@ func (e *env) inPlace(mode string) func(*proxies.Options) {
 	}
 }
 
-// TestSwap replaces kube-proxy on nodes in use by Slipstream, and Slipstream by kube-proxy
-// again, and nothing else. No connection fails meanwhile, and none is cut. Where no mode is
-// set, as kubeadm has it, kube-proxy is in iptables mode and Slipstream in nftables mode.
+// TestSwap replaces kube-proxy on nodes in use by Slipstream, one after the other, and Slipstream by kube-proxy again,
+// and nothing else. While some nodes have the one and some the other, pods and Services come. No connection fails
+// meanwhile, and none is cut. Where no mode is set, as kubeadm has it, kube-proxy is in iptables mode and Slipstream in
+// nftables mode.
 func TestSwap(t *testing.T) {
 	for _, test := range []struct {
 		name, mode string
@@ -100,12 +101,19 @@ func TestSwap(t *testing.T) {
 
 			// There.
 			var after []*proxies.Proxy
+			var others []*runningPod
 			for i, n := range e.Nodes {
 				if len(e.leftovers(n)) == 0 {
 					t.Fatalf("%s: nothing of kube-proxy's is found", n.Name())
 				}
 				e.stop(before[i])
 				after = append(after, e.start(proxies.Slipstream, n, e.inPlace(test.mode)))
+				if i+1 < len(e.Nodes) { // nodes of both kinds, which may stay so
+					s.grows()
+					others = append(others, e.pod(i, "other"), e.pod(i+1, "other")) // one with Slipstream, one without
+					e.everywhere(e.service("other", nodePorts), others...)
+					s.run.fine("beside nodes with kube-proxy")
+				}
 			}
 			for _, n := range e.Nodes {
 				e.until("nothing of kube-proxy's is left on "+n.Name(), func() error {

@@ -125,7 +125,7 @@ func newPodOf(c *cluster, all objects, daemonSet string, rootFS func() (string, 
 	path, err := imagePath()
 	c.check(err)
 	p.run.Capabilities = p.capabilities(main)
-	if !ptr.Deref(main.SecurityContext.Privileged, false) {
+	if p.run.Privileged = ptr.Deref(main.SecurityContext.Privileged, false); !p.run.Privileged {
 		p.run.AppArmor, err = appArmor()
 		c.check(err)
 	}

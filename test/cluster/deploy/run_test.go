@@ -5,6 +5,7 @@ package deploy
 import (
 	"fmt"
 	"maps"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -117,6 +118,28 @@ func TestPodIPTables(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestPodIPVS runs the pod in IPVS mode, as the chart wants it: privileged, as it writes the kernel's settings. The User
+// Mode Linux kernels have IPVS; there is no API server, which is slow there.
+func TestPodIPVS(t *testing.T) {
+	kerneltest.Require(t, kerneltest.NFTables, kerneltest.IPVS)
+	c := withoutAPI(t)
+	p := c.podOfManifests("config: {mode: ipvs}\nprivileged: true", "--proxy-mode=ipvs")
+	p.start()
+	c.await("the readiness probe", func() error { return p.probe(p.main().ReadinessProbe) })
+	c.await("the Service", func() error {
+		_, err := c.node.Connect(lab.TCP, netip.MustParseAddrPort("10.96.0.80:80"))
+		return err
+	})
+	if table := c.command("cat /proc/net/ip_vs"); !strings.Contains(table, "TCP  0A600050:0050 rr") {
+		t.Errorf("IPVS has\n%s", table)
+	}
+	for line := range strings.Lines(p.output()) {
+		if strings.HasPrefix(line, "E") || strings.HasPrefix(line, "W") {
+			t.Errorf("in the log: %s", line)
+		}
 	}
 }
 

@@ -30,19 +30,8 @@ const manifests = `{"apiVersion": "v1", "kind": "Service", "metadata": {"name": 
 // cannot remove them fails.
 func TestSocketsOff(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTables, kerneltest.CGroupBPF)
-	c := &cluster{TB: t}
-	c.check(bpffs.Mount()) // as systemd does
-	var err error
-	c.node, err = kerneltest.NewLab(t).Node("n1", lab.NodeOptions{
-		Addresses: []netip.Prefix{netip.MustParsePrefix("192.168.100.11/24")},
-		PodCIDRs:  []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")},
-	})
-	c.check(err)
+	c := withoutAPI(t)
 	t.Cleanup(func() { c.check(socket.Remove(c.node.FD())) })
-	server, err := c.node.Pod("web", netip.MustParseAddr("10.244.1.3"))
-	c.check(err)
-	_, err = server.Serve(lab.TCP, netip.MustParseAddrPort("0.0.0.0:8080"))
-	c.check(err)
 	c.command("ip route add unreachable 10.96.0.0/16")
 
 	pins, err := bpffs.Folder("slipstream-sockets", c.node.FD())
@@ -50,7 +39,7 @@ func TestSocketsOff(t *testing.T) {
 	// run runs the chart's pod until it is ready, and kills it.
 	run := func(sockets string) {
 		t.Helper()
-		p := c.podOfManifests(sockets)
+		p := c.podOfSockets(sockets)
 		p.start()
 		c.await("the readiness probe", func() error { return p.probe(p.main().ReadinessProbe) })
 		if sockets == "tcp" {
@@ -75,7 +64,7 @@ func TestSocketsOff(t *testing.T) {
 	direct(false)
 
 	run("tcp")
-	p := c.podOfManifests("off")
+	p := c.podOfSockets("off")
 	delete(p.run.Mounts, "/host/sys/fs/bpf")
 	p.start()
 	c.await("the readiness probe", func() error { return p.probe(p.main().ReadinessProbe) })
@@ -95,18 +84,41 @@ func TestSocketsOff(t *testing.T) {
 	direct(false)
 }
 
+// withoutAPI is a node with a pod that serves manifests.
+func withoutAPI(t *testing.T) *cluster {
+	c := &cluster{TB: t}
+	c.check(bpffs.Mount()) // as systemd does
+	var err error
+	c.node, err = kerneltest.NewLab(t).Node("n1", lab.NodeOptions{
+		Addresses: []netip.Prefix{netip.MustParsePrefix("192.168.100.11/24")},
+		PodCIDRs:  []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")},
+	})
+	c.check(err)
+	server, err := c.node.Pod("web", netip.MustParseAddr("10.244.1.3"))
+	c.check(err)
+	_, err = server.Serve(lab.TCP, netip.MustParseAddrPort("0.0.0.0:8080"))
+	c.check(err)
+	return c
+}
+
+func (c *cluster) podOfSockets(sockets string) *pod {
+	c.Helper()
+	return c.podOfManifests("slipstream: {socketLoadBalancing: '"+sockets+"'}", "--socket-load-balancing="+sockets)
+}
+
 // podOfManifests is the chart's pod with a directory of its own, and without API server.
-func (c *cluster) podOfManifests(sockets string) *pod {
+func (c *cluster) podOfManifests(values string, flags ...string) *pod {
 	c.Helper()
 	own := *c
 	own.dir = c.TempDir()
 	dir := filepath.Join(own.dir, "manifests")
 	c.check(os.Mkdir(dir, 0o755))
 	c.check(os.WriteFile(filepath.Join(dir, "web.yaml"), []byte(manifests), 0o644))
-	p := newPod(&own, chart(c, "slipstream: {socketLoadBalancing: '"+sockets+"'}"), "slipstream")
+	p := newPod(&own, chart(c, values), "slipstream")
 	p.run.Mounts["/manifests"] = hostMount{Source: dir, ReadOnly: true}
 	p.run.Command = slices.DeleteFunc(p.run.Command, func(word string) bool { return strings.HasPrefix(word, "--config=") })
-	p.run.Command = append(p.run.Command, "--manifests=/manifests", "--healthz-bind-address=0.0.0.0:10256", "--socket-load-balancing="+sockets)
+	p.run.Command = append(p.run.Command, "--manifests=/manifests", "--healthz-bind-address=0.0.0.0:10256")
+	p.run.Command = append(p.run.Command, flags...)
 	c.check(p.run.prepare())
 	return p
 }
@@ -114,7 +126,7 @@ func (c *cluster) podOfManifests(sockets string) *pod {
 // cleanup runs "slipstream cleanup" in a container like those of "kubectl debug node --profile=netadmin".
 func (c *cluster) cleanup(mounts map[string]hostMount) (out string, err error) {
 	c.Helper()
-	p := c.podOfManifests("off")
+	p := c.podOfSockets("off")
 	p.run.Mounts, p.run.Capabilities = mounts, []int{unix.CAP_NET_ADMIN, unix.CAP_NET_RAW}
 	p.run.Command = []string{"/usr/local/bin/slipstream", "cleanup", "--keep-kube-proxy"}
 	c.check(p.run.prepare())
