@@ -8,6 +8,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -77,6 +78,13 @@ func TestTenants(t *testing.T) {
 		t.Run(a.name, func(t *testing.T) {
 			before := c.phase(t, "harmless writes", c.harmless)
 			c.victim.check(t, "before "+a.name)
+			var unseen measured
+			if *campaign != "" {
+				c.unseen = true
+				unseen = c.phase(t, a.name+", not sent to the proxy", a.write)
+				c.clean(t)
+				c.unseen = false
+			}
 			during := c.phase(t, a.name, a.write)
 			if during.accepted == 0 {
 				t.Errorf("the API server has taken none of %d writes: %v", during.writes, during.refusal)
@@ -94,8 +102,8 @@ func TestTenants(t *testing.T) {
 			if proxy > mostProxyMemory || kernel > mostKernelMemory {
 				t.Errorf("the proxy has %d MB more, the kernel %d MB", proxy>>20, kernel>>20)
 			}
-			t.Logf("before %v\nduring %v\nafter  %v", before, during, after)
-			was, is := before.quantiles(0.99), during.quantiles(0.99)
+			t.Logf("before %v\nunseen %v\nduring %v\nafter  %v", before, unseen, during, after)
+			was, without, is := before.quantiles(0.99), unseen.quantiles(0.99), during.quantiles(0.99)
 			if limit := max(2*was.share, oneCommit); *campaign != "" && is.share > limit {
 				report := t.Errorf
 				if during.idle < busy && is.cpu < limit { // else it sleeps, or does too much
@@ -104,8 +112,8 @@ func TestTenants(t *testing.T) {
 				report("the proxy's share of the p99 of the victim's changes is %v, and was %v; its processor time meanwhile %v, and the processors are idle for %.0f %%",
 					is.share, was.share, is.cpu, 100*during.idle)
 			}
-			rows = append(rows, fmt.Sprintf("| %s | %d | %d of %d | %s, %s | %s, %s | %s, %s | %+d MB | %+d MB | %.0f, %.0f, %.0f %% |", a.name, during.accepted,
-				during.failed, during.failed+during.ok, was.since, is.since, was.share, is.share, was.cpu, is.cpu, max(0, proxy>>20), max(0, kernel>>20),
+			rows = append(rows, fmt.Sprintf("| %s | %d | %d of %d | %s, %s, %s | %s, %s | %s, %s | %+d MB | %+d MB | %.0f, %.0f, %.0f %% |", a.name, during.accepted,
+				during.failed, during.failed+during.ok, was.since, without.since, is.since, was.share, is.share, was.cpu, is.cpu, max(0, proxy>>20), max(0, kernel>>20),
 				100*before.cpu, 100*during.cpu, 100*after.cpu))
 		})
 	}
@@ -126,7 +134,7 @@ func writeTable(path string, rows []string) error {
 	if !ok1 || !ok2 {
 		return fmt.Errorf("%s has no marks for the table", path)
 	}
-	table := "| attack | writes taken | victim's connections failed | p99 of the victim's changes, before and during | the proxy's share | its processor time | proxy | kernel | CPU before, during, after |\n" +
+	table := "| attack | writes taken | victim's connections failed | p99 of the victim's changes, before, unseen, during | the proxy's share | its processor time | proxy | kernel | CPU before, during, after |\n" +
 		"| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n" + strings.Join(rows, "\n") + "\n"
 	return os.WriteFile(path, slices.Concat(head, []byte(begin+table+end), tail), 0o644)
 }
@@ -142,7 +150,11 @@ type tenants struct {
 	client  k8s.Interface // of the attacker
 	hostile *runningPod   // the attacker's pod
 	socket  string        // of the proxy's status
+	unseen  bool          // the API server sends no proxy what the attacker writes
 }
+
+// proxyNameLabel is that of objects which are another proxy's: proxies select them away.
+const proxyNameLabel = "service.kubernetes.io/service-proxy-name"
 
 func newTenants(t *testing.T) *tenants {
 	s := startCluster(t, upstream.ControlPlaneOptions{})
@@ -359,6 +371,13 @@ func (c *tenants) slipstream(args ...string) string {
 
 // set creates or replaces an object of the attacker.
 func (c *tenants) set(ctx context.Context, object metav1.Object) (err error) {
+	if c.unseen {
+		had := object.GetLabels()
+		defer object.SetLabels(had)
+		labels := map[string]string{proxyNameLabel: "another"}
+		maps.Copy(labels, had)
+		object.SetLabels(labels)
+	}
 	switch o := object.(type) {
 	case *corev1.Service:
 		all := c.client.CoreV1().Services(attackerNamespace)
@@ -484,7 +503,7 @@ func newVictim(c *tenants) *victim {
 // the client need for the attacker's objects is in neither's favour.
 func (v *victim) watch(ctx context.Context, plain k8s.Interface) {
 	for ctx.Err() == nil {
-		w, err := plain.DiscoveryV1().EndpointSlices("").Watch(ctx, metav1.ListOptions{})
+		w, err := plain.DiscoveryV1().EndpointSlices("").Watch(ctx, metav1.ListOptions{LabelSelector: "!" + proxyNameLabel})
 		if err != nil {
 			v.c.Logf("the plain client: %v", err)
 			time.Sleep(100 * time.Millisecond)
