@@ -118,12 +118,19 @@ func (w Weights) Slots() map[desired.Backend]int {
 // Update applies a change to the slots, and returns those that differ. Slots are given anew by
 // an algorithm that needs an order, and by others such that few differ.
 func (p *Pool) Update(c *desired.PoolChange) []SlotChange {
+	partial := c.Partial && c.Algorithm == p.Algorithm
 	p.Balance = c.Balance
-	p.weights = p.weights.after(p.Slots, c)
-	switch {
-	case p.weights == nil:
+	if p.weights = p.weights.after(p.Slots, c); p.weights == nil {
 		return p.Replace(c.Removed, c.Added)
-	case p.Algorithm.Hashes():
+	}
+	p.at = nil
+	if partial {
+		if changes, done := p.fill(c); done {
+			return changes
+		}
+	}
+	p.spare, p.chosen = nil, len(p.weights)
+	if p.Algorithm.Hashes() {
 		return p.set(p.weights.table(int(p.TableSize)))
 	}
 	slots := p.weights.Slots()
@@ -154,6 +161,27 @@ func (p *Pool) Update(c *desired.PoolChange) []SlotChange {
 		}
 	}
 	return p.refill(surplus, missing)
+}
+
+// fill gives the slots of backends that have no weight any more to those that were added since slots were chosen, or else
+// to any others. It reports whether it could: none must get far more slots than it has in the end.
+func (p *Pool) fill(c *desired.PoolChange) (changes []SlotChange, done bool) {
+	unfit := func(b desired.Backend) bool { return p.weights[b] == 0 }
+	p.spare = slices.DeleteFunc(append(p.spare, c.Added...), unfit)
+	others := p.spare
+	if len(p.spare) < p.chosen/8 {
+		others = slices.DeleteFunc(slices.Clone(p.Slots), unfit)
+	}
+	if len(others) == 0 || len(p.weights) < p.chosen/2 || len(p.weights) > 2*p.chosen {
+		return nil, false
+	}
+	for i, b := range p.Slots {
+		if unfit(b) {
+			p.Slots[i] = others[len(changes)%len(others)]
+			changes = append(changes, SlotChange{Slot: i, Old: b, New: p.Slots[i], Had: true, Has: true})
+		}
+	}
+	return changes, true
 }
 
 // set replaces the slots.

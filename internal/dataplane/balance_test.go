@@ -43,12 +43,12 @@ func TestWeightsSlots(t *testing.T) {
 
 // TestUpdate makes random changes to a pool's backends, weights and algorithm, and applies the
 // changes of slots to a map. A pool that is made at once has the same slots, except for their
-// order where that is of no importance.
+// order where that is of no importance. After a partial change, its slots have backends of the pool.
 func TestUpdate(t *testing.T) {
 	p := &Pool{}
 	kernel, weights := map[int]desired.Backend{}, map[desired.Backend]uint64{}
-	for step := range 600 {
-		c := &desired.PoolChange{Balance: p.Balance}
+	for step := range 2000 {
+		c := &desired.PoolChange{Balance: p.Balance, Partial: rand.IntN(3) > 0}
 		if rand.IntN(5) == 0 {
 			c.Algorithm = desired.Algorithm(rand.IntN(4))
 		}
@@ -93,6 +93,17 @@ func TestUpdate(t *testing.T) {
 			if kernel[i] != b {
 				t.Fatalf("slot %d has %s, in the kernel %s", i, b, kernel[i])
 			}
+		}
+		for _, b := range p.Slots {
+			if weights[b] == 0 {
+				t.Fatalf("a slot has %s, which was removed", b)
+			}
+		}
+		if c.Partial {
+			if len(weights) > 0 && len(p.Slots) == 0 {
+				t.Fatal("no slots")
+			}
+			continue
 		}
 		if got, want := ChoiceOf(p.Balance, p.Slots).String(), ChoiceOf(fresh.Balance, fresh.Slots).String(); got != want {
 			t.Fatalf("slots by changes: %s, at once: %s", got, want)

@@ -20,9 +20,12 @@ type Pool struct {
 	desired.Balance
 	Service desired.ServicePort
 
-	Slots     []desired.Backend   // has a backend several times because of weights or a table
-	weights   Weights             // nil if each backend has one slot and the default weight
-	Frontends []*desired.Frontend // that refer to the pool, in any order
+	Slots     []desired.Backend       // has a backend several times because of weights or a table
+	at        map[desired.Backend]int // index of Slots, if there are many; nil before many change
+	weights   Weights                 // nil if each backend has one slot and the default weight
+	chosen    int                     // how many backends there were when slots were last chosen for all
+	spare     []desired.Backend       // added since then, by partial changes
+	Frontends []*desired.Frontend     // that refer to the pool, in any order
 	places    map[desired.FrontendKey]int
 }
 
@@ -120,27 +123,54 @@ func (p *Pool) refill(empty []int, added []desired.Backend) []SlotChange {
 		changes = append(changes, SlotChange{Slot: len(p.Slots), New: b, Has: true})
 		p.Slots = append(p.Slots, b)
 	}
+	if p.at != nil {
+		for i := range changes {
+			delete(p.at, changes[i].Old)
+		}
+		for i := range changes {
+			if c := &changes[i]; c.Has {
+				p.at[c.New] = c.Slot
+			}
+		}
+	}
 	return changes
 }
 
+// manySlots is from how many slots on a pool has an index, once more than a few change.
+var manySlots = 1 << 10
+
 // find returns the slots of backends, in order.
 func (p *Pool) find(all []desired.Backend) (slots []int) {
-	const few = 8
-	if len(all) <= few {
-		for _, b := range all {
-			if i := slices.Index(p.Slots, b); i >= 0 {
+	const few = 8 // what a map costs
+	switch {
+	case len(p.Slots) < manySlots:
+		p.at = nil
+	case p.at == nil && len(all) > few:
+		p.at = make(map[desired.Backend]int, len(p.Slots))
+		for i, b := range p.Slots {
+			p.at[b] = i
+		}
+	}
+	if p.at == nil && len(all) > few {
+		wanted := collect.Set(all)
+		for i, b := range p.Slots {
+			if wanted[b] {
 				slots = append(slots, i)
 			}
 		}
-		slices.Sort(slots)
 		return slots
 	}
-	wanted := collect.Set(all)
-	for i, b := range p.Slots {
-		if wanted[b] {
+	for _, b := range all {
+		i, has := p.at[b]
+		if p.at == nil {
+			i = slices.Index(p.Slots, b)
+			has = i >= 0
+		}
+		if has {
 			slots = append(slots, i)
 		}
 	}
+	slices.Sort(slots)
 	return slots
 }
 

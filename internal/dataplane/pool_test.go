@@ -23,7 +23,9 @@ func testBackend(i int) desired.Backend {
 func TestReplace(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	r := rand.New(rand.NewPCG(seed, 0))
+	defer func(n int) { manySlots = n }(manySlots)
 	for round := range 200 {
+		manySlots = 40 + round%2<<10
 		p := &Pool{}
 		kernel := map[int]desired.Backend{}
 		have := map[desired.Backend]bool{}
@@ -38,6 +40,9 @@ func TestReplace(t *testing.T) {
 				if b := testBackend(r.IntN(400)); !have[b] && !slices.Contains(added, b) {
 					added = append(added, b)
 				}
+			}
+			if b := testBackend(r.IntN(400)); !have[b] {
+				removed = append(removed, b) // which it does not have
 			}
 			for _, b := range removed {
 				delete(have, b)

@@ -2,7 +2,11 @@
 
 package desired
 
-import "net/netip"
+import (
+	"bytes"
+	"cmp"
+	"net/netip"
+)
 
 // Backend is an endpoint's address and port. It is comparable, holds no
 // pointer and takes 18 bytes: a node may know a million of them.
@@ -34,9 +38,9 @@ func (b Backend) String() string {
 	return netip.AddrPortFrom(b.Addr(), b.port).String()
 }
 
-// Compare orders backends by address, then by port.
+// Compare orders backends of a family by address, then by port.
 func (b Backend) Compare(c Backend) int {
-	return netip.AddrPortFrom(b.Addr(), b.port).Compare(netip.AddrPortFrom(c.Addr(), c.port))
+	return cmp.Or(bytes.Compare(b.ip[:], c.ip[:]), cmp.Compare(b.port, c.port))
 }
 
 // ipBytes is an address of either family in 16 bytes, IPv4 as IPv4-mapped.

@@ -98,8 +98,9 @@ type PoolChange struct {
 	// has DefaultWeight unless it is listed.
 	Weights []Weight
 
-	New  bool // the pool was added
-	Gone bool // the pool was deleted; Removed lists the backends that it had
+	New     bool // the pool was added
+	Partial bool // other backends follow with further changes: slots that an algorithm or weights need can wait for these
+	Gone    bool // the pool was deleted; Removed lists the backends that it had
 }
 
 // Balance is how a pool's backend is chosen for a new connection.

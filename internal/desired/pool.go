@@ -30,6 +30,7 @@ type pool struct {
 	choice   choice // by which the reported backends were taken
 	ifEmpty  Verdict
 	reported bool // the pool itself has been reported
+	partial  bool // the last report of it was
 	balance  Balance
 	weighted map[Backend]uint64 // weights that were reported, except DefaultWeight
 	missing  missingLocal       // counted in State.noLocal
@@ -68,9 +69,9 @@ func (p *pool) changed(c *PoolChange, s *State) bool {
 		c.TableSize = uint32(s.config.tableSize(p.backends()))
 	}
 	p.weigh(c, waits || s.slots.over(p.of.port.service), s.config.Loads)
-	c.New, c.Gone = !p.reported, p.gone && p.of.complete()
-	differs := c.New || c.Gone || len(c.Added)+len(c.Removed)+len(c.Weights) > 0 || c.IfEmpty != p.ifEmpty || c.Balance != p.balance
-	p.reported, p.ifEmpty, p.balance = true, c.IfEmpty, c.Balance
+	c.New, c.Gone, c.Partial = !p.reported, p.gone && p.of.complete(), !p.of.complete() || s.moves[p.of] != nil
+	differs := c.New || c.Gone || c.Partial != p.partial || len(c.Added)+len(c.Removed)+len(c.Weights) > 0 || c.IfEmpty != p.ifEmpty || c.Balance != p.balance
+	p.reported, p.partial, p.ifEmpty, p.balance = true, c.Partial, c.IfEmpty, c.Balance
 	neverReported := c.New && c.Gone // added and deleted between two changes
 	return differs && !neverReported
 }
