@@ -26,6 +26,16 @@ const MaxChange = 1 << 9
 // Pending reports whether the last Change left something for the next.
 func (s *State) Pending() bool { return len(s.dirtyEndpoints) > 0 }
 
+// Partial returns the Service ports of which the last change of a pool was partial ([PoolChange.Partial]).
+func (s *State) Partial() (all []ServicePort) {
+	for _, e := range s.dirtyEndpoints {
+		if slices.ContainsFunc(e.pools[:], func(p *pool) bool { return p != nil && p.partial }) {
+			all = append(all, e.port.name)
+		}
+	}
+	return all
+}
+
 // Postpones reports whether the last Change left something of a namespace for the next, other than what has become
 // due since it began to do so. Further events of the namespace should wait, or each costs as much as the last one.
 func (s *State) Postpones(namespace string) bool { return s.postponed[namespace] }

@@ -32,6 +32,7 @@ type modelPool struct {
 	backends map[Backend]bool
 	balance  Balance
 	weights  map[Backend]uint64 // other than DefaultWeight
+	partial  bool
 }
 
 func newModel() *model {
@@ -55,7 +56,7 @@ func (m *model) apply(c *Update) (err error) {
 			if pool != nil {
 				wrong("pool %d of %s is new but exists", p.ID, p.Service)
 			}
-			pool = &modelPool{p.Service, p.Family, p.Scope, p.IPVS, p.Sticky, p.IfEmpty, map[Backend]bool{}, p.Balance, map[Backend]uint64{}}
+			pool = &modelPool{p.Service, p.Family, p.Scope, p.IPVS, p.Sticky, p.IfEmpty, map[Backend]bool{}, p.Balance, map[Backend]uint64{}, false}
 			m.pools[p.ID] = pool
 		}
 		if pool == nil {
@@ -90,7 +91,7 @@ func (m *model) apply(c *Update) (err error) {
 				pool.weights[w.Backend] = w.Weight
 			}
 		}
-		pool.ifEmpty, pool.balance = p.IfEmpty, p.Balance
+		pool.ifEmpty, pool.balance, pool.partial = p.IfEmpty, p.Balance, p.Partial
 		if p.Gone {
 			if len(pool.backends) > 0 {
 				wrong("pool %s is deleted but has backends", p.Service)
@@ -204,6 +205,11 @@ func (m *model) step(s *State, flows *modelFlows) error {
 	}
 	if err := flows.check(s, m, c); err != nil {
 		return err
+	}
+	for _, p := range m.pools {
+		if p.partial && !slices.Contains(s.Partial(), p.service) {
+			return fmt.Errorf("%s has all its backends, but was not told so", p)
+		}
 	}
 	ports := map[Member]bool{}
 	for _, h := range m.health {

@@ -73,7 +73,7 @@ func (p *Proxy) beginLook(ctx context.Context) {
 	}
 	v.due, v.look = false, make(chan lookResult, 1)
 	v.touched = &touched{what: map[any]bool{}}
-	for _, service := range p.rest {
+	for _, service := range append(p.state.Partial(), p.rest...) {
 		v.touched.what[service] = true
 	}
 	programmed, to := p.state.Reported(), v.look
