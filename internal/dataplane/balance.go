@@ -266,26 +266,14 @@ func (w Weights) table(size int) []desired.Backend {
 		all = append(all, candidate{b, binary.BigEndian.Uint64(sum[:]), max(w[b], 1)})
 	}
 	heaviest = max(heaviest, 1)
-	// All have a turn in round 0. Only the turns are visited, as there can be many rounds with few.
-	turns := func(c *candidate, round int) int { return 1 + int(uint64(round)*c.weight/heaviest) }
-	rounds := make([][]int, 1+sort.Search(size-1, func(last int) bool {
-		sum := 0
-		for i := range all {
-			sum += turns(&all[i], last)
-		}
-		return sum >= size
-	}))
-	for i := range all {
-		c := &all[i]
-		for n := range turns(c, len(rounds)-1) {
-			round := (uint64(n)*heaviest + c.weight - 1) / c.weight
-			rounds[round] = append(rounds[round], i)
-		}
+	order := func(n int) int { return n % len(all) }
+	if slices.ContainsFunc(all, func(c candidate) bool { return c.weight != heaviest }) {
+		order = turns(all, heaviest, size)
 	}
 	table := make([]desired.Backend, size)
 	taken := make([]bool, size)
-	for _, i := range slices.Concat(rounds...)[:size] {
-		c := &all[i]
+	for n := range size {
+		c := &all[order(n)]
 		slot := c.next(size)
 		for taken[slot] {
 			slot = c.next(size)
@@ -293,6 +281,28 @@ func (w Weights) table(size int) []desired.Backend {
 		taken[slot], table[slot] = true, c.Backend
 	}
 	return table
+}
+
+// turns returns whose turn each one is. All have one in round 0. Only the turns are visited, as there can be many rounds
+// with few.
+func turns(all []candidate, heaviest uint64, size int) func(n int) int {
+	until := func(c *candidate, round int) int { return 1 + int(uint64(round)*c.weight/heaviest) }
+	rounds := make([][]int, 1+sort.Search(size-1, func(last int) bool {
+		sum := 0
+		for i := range all {
+			sum += until(&all[i], last)
+		}
+		return sum >= size
+	}))
+	for i := range all {
+		c := &all[i]
+		for n := range until(c, len(rounds)-1) {
+			round := (uint64(n)*heaviest + c.weight - 1) / c.weight
+			rounds[round] = append(rounds[round], i)
+		}
+	}
+	order := slices.Concat(rounds...)
+	return func(n int) int { return order[n] }
 }
 
 // ChoiceOf describes the slots of a pool.
