@@ -250,7 +250,7 @@ func (w *world) nodeAddresses() []netip.Addr {
 
 // audited is the dataplane. After each of its successful calls, the kernel has to have what the proxy takes for
 // programmed, and after each of its transactions, what it had before the call or what it is to have, unless a table of
-// slots is incomplete.
+// slots is incomplete, or backends of a pool wait for the next change.
 type audited struct {
 	*nftables.Dataplane
 	w     *world
@@ -282,8 +282,9 @@ func (a *audited) call(ctx context.Context, c *desired.Change, kind string, do f
 	w.mu.Lock()
 	w.ranged = c.Ranges
 	strange := w.strange
-	rest := a.rest || len(stats.Rest) > 0
-	a.rest = len(stats.Rest) > 0
+	incomplete := len(stats.Rest)+len(a.state.Partial()) > 0
+	rest := a.rest || incomplete
+	a.rest = incomplete
 	w.tampered = w.tampered || err != nil && wasTampered
 	audit = audit && err == nil && !w.tampered && !w.process.dead
 	w.mu.Unlock()
