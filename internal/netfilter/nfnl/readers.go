@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -42,24 +43,23 @@ func OpenReaders() *Readers {
 func (r *Readers) Close() error { return r.file.Close() }
 
 // Look returns the sockets of other processes that exist now. It takes about a microsecond for each
-// netlink socket of the namespace, and longer if this process has new ones.
+// netlink socket of the namespace, some microseconds more for a hundred other namespaces, and longer if this process has
+// new ones.
 func (r *Readers) Look() (all []Reader, err error) {
 	if r.err != nil {
 		return nil, r.err
 	}
-	n, err := r.file.ReadAt(r.text, 0)
-	for ; err == nil; n, err = r.file.ReadAt(r.text, 0) {
-		r.text = make([]byte, 2*len(r.text))
-	}
-	if !errors.Is(err, io.EOF) {
+	text, err := r.read()
+	if err != nil {
 		return nil, err
 	}
 	before := r.own
 	r.own = map[uint64]bool{}
 	var now map[uint64]bool // this process's sockets, if that is needed
-	for line := range bytes.Lines(r.text[:n]) {
+	var f [][]byte
+	for line := range bytes.Lines(text) {
 		// sk Eth Pid Groups Rmem Wmem Dump Locks Drops Inode
-		f := bytes.Fields(line)
+		f = slices.AppendSeq(f[:0], bytes.FieldsSeq(line))
 		if len(f) < 10 {
 			return nil, fmt.Errorf("%s has a line that is not understood: %q", netlinkSockets, line)
 		}
@@ -82,6 +82,27 @@ func (r *Readers) Look() (all []Reader, err error) {
 		}
 	}
 	return all, nil
+}
+
+// read reads the list. The kernel walks the sockets of all network namespaces for each read, also for one that finds the
+// end. It fills a page with lines as far as they fit, so a read that has much less was the last one.
+func (r *Readers) read() ([]byte, error) {
+	const page, line = 4096, 256 // at least, at most
+	if _, err := r.file.Seek(0, io.SeekStart); err != nil {
+		return nil, err
+	}
+	for n := 0; ; {
+		if len(r.text)-n < page {
+			r.text = append(r.text, make([]byte, len(r.text))...)
+		}
+		got, err := r.file.Read(r.text[n:])
+		if n += got; got < page-line {
+			if errors.Is(err, io.EOF) {
+				err = nil
+			}
+			return r.text[:n], err
+		}
+	}
 }
 
 // ownSockets returns the inode numbers of this process's sockets.

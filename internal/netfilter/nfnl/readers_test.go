@@ -65,6 +65,16 @@ func TestReaders(t *testing.T) {
 		}
 	}
 	until("nft monitor", func() bool { n, dumping := look(); return n == 1 && dumping == 0 })
+	for range 400 { // the list takes several reads
+		own, err := nfnl.Dial(node.FD())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = own.Close() }()
+	}
+	if n, dumping := look(); n != 1 || dumping != 0 {
+		t.Errorf("%d sockets are there among many, %d dump, want 1 and 0", n, dumping)
+	}
 
 	var rules strings.Builder
 	rules.WriteString("table ip many { chain c {\n")
