@@ -19,8 +19,9 @@ func (s *State) Change() *Update {
 func (s *State) mostChange() int { return cmp.Or(s.config.NamespaceChange, MaxChange) }
 
 // MaxChange is how many backends and slots of a namespace one Change gives anew, about, so that others do not wait for
-// all of a large one. Of a Service port with more, a part is added and removed. What new pools need for frontends that
-// were there before does not wait, but for slots for algorithms and weights; neither does a port with such slots that goes.
+// all of a large one. Of a Service port with more, a part is added and removed. New pools for frontends that were
+// there before have all backends at once, but for slots for algorithms and weights, one pool after the other
+// (State.holdBack). A port with such slots goes at once.
 const MaxChange = 1 << 9
 
 // Pending reports whether the last Change left something for the next.
@@ -40,15 +41,71 @@ func (s *State) Partial() (all []ServicePort) {
 // due since it began to do so. Further events of the namespace should wait, or each costs as much as the last one.
 func (s *State) Postpones(namespace string) bool { return s.postponed[namespace] }
 
+// comes reports whether a pool is new, or used again.
+func (e *endpoints) comes() bool {
+	return slices.ContainsFunc(e.pools[:], func(p *pool) bool { return p != nil && !p.gone && (!p.reported || p.choice.class == classes) })
+}
+
+// holdBack returns large endpoints that wait for a later change, as those of their namespace that replace others have more
+// than a number of backends. It returns those that they replace, too: frontends lead there until then.
+func (s *State) holdBack(most int) map[*endpoints]bool {
+	held, spent := map[*endpoints]bool{}, map[string]int{}
+	for _, e := range s.dirtyEndpoints {
+		of, n := e.port.name.Namespace, len(e.entries)
+		switch {
+		case !e.comes():
+		case spent[of] > 0 && spent[of]+n > most && n > most/16 && s.replaces(e): // not small ones: each change looks at all that wait
+			held[e] = true
+		default:
+			spent[of] += n
+		}
+	}
+	s.dirtyFrontends = slices.DeleteFunc(s.dirtyFrontends, func(f *frontend) bool {
+		if !s.serves(f) || !held[f.claims[0].port.endpoints[FamilyOf(f.key.Addr())]] {
+			return false
+		}
+		s.heldFrontends = append(s.heldFrontends, f)
+		for _, id := range f.reported.Pools() {
+			held[s.pools[id].of] = true
+		}
+		return true
+	})
+	return held
+}
+
+// replaces reports whether a Service port is new, and each of its frontends was one of a port that the Service has no more.
+func (s *State) replaces(e *endpoints) bool {
+	all, some := !s.ranged, false
+	s.eachClaim(e.port.service.spec, []*port{e.port}, func(key FrontendKey, _ AddressKind, port *port) {
+		f := s.frontends[key]
+		if FamilyOf(key.Addr()) != e.family || f == nil || f.claims[0].port != port || !s.serves(f) {
+			return
+		}
+		if some = true; f.reported == nil {
+			all = false
+			return
+		}
+		for _, id := range f.reported.Pools() {
+			former := s.pools[id].of
+			all = all && former.gone && former.port.service == e.port.service
+		}
+	})
+	return all && some
+}
+
 // changePools adds the differences of pools, and leaves those of namespaces with more than a number of backends and
-// slots for the next report, in order. It returns the endpoints that it has looked at.
-func (s *State) changePools(c *Update, most int) (changed []*endpoints) {
+// slots for the next report, in order, as well as those that are held back. It returns the endpoints that it has looked at.
+func (s *State) changePools(c *Update, most int, held map[*endpoints]bool) (changed []*endpoints) {
 	all, before, spent := s.dirtyEndpoints, s.postponed, map[string]int{}
 	s.dirtyEndpoints, s.postponed = nil, map[string]bool{}
 	for _, e := range all {
 		of := e.port.name.Namespace
-		room := most - spent[of]
-		comes := slices.ContainsFunc(e.pools[:], func(p *pool) bool { return p != nil && !p.gone && (!p.reported || p.choice.class == classes) })
+		if held[e] {
+			e.late, s.postponed[of] = true, true
+			s.dirtyEndpoints = append(s.dirtyEndpoints, e)
+			continue
+		}
+		room, comes := most-spent[of], e.comes()
 		e.waits = (room <= 0 || s.moves[e] != nil) && (e.counted > 0 || !comes)
 		if comes || !e.waits {
 			if e.gone && e.written > 0 || comes && (e.told || s.succeeds(e)) {
@@ -88,9 +145,10 @@ func (s *State) collect(most int) *Update {
 	s.placeLimits()
 	c := &Update{Change: Change{Local: s.reportedLocal, Ranges: s.ranged, Masquerade: s.config.masquerade()}}
 	s.decideRanges()
+	held := s.holdBack(most)
 	owners := s.formerOwners()
 	c.Pools, c.Frontends = make([]PoolChange, 0, len(s.dirtyEndpoints)), make([]FrontendChange, 0, len(s.dirtyFrontends))
-	changed := s.changePools(c, most)
+	changed := s.changePools(c, most, held)
 	for _, e := range changed {
 		if f := s.frontends[frontendKey(loopbacks[e.family], e.port.nodePort, e.port)]; f != nil && s.config.relayed(f.key) {
 			s.dirtyFrontend(f)
@@ -143,7 +201,7 @@ func (s *State) collect(most int) *Update {
 			e.flows.firstServed = false
 		}
 	}
-	s.dirtyFrontends = nil
+	s.dirtyFrontends, s.heldFrontends = s.heldFrontends, nil
 	c.Problems, s.problems = s.problems, nil
 	clear(s.contests)
 	s.described = true

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-
-	"k8s.io/apimachinery/pkg/types"
 )
 
 // modelFlows stands for conntrack's entries of UDP and SCTP. Clients send to each destination
@@ -136,7 +134,7 @@ func (f *modelFlows) send(s *State, m *model) {
 // another frontend: traffic policies move no flows.
 func (m *model) uses(s *State, f Frontend, b Backend) bool {
 	for _, p := range endpointsOf(s, f).pools {
-		if p != nil && m.pools[p.id].backends[b] {
+		if p != nil && p.reported && m.pools[p.id].backends[b] {
 			return true
 		}
 	}
@@ -154,8 +152,4 @@ func servesIn(s *State, f Frontend, b Backend) bool {
 }
 
 // endpointsOf returns the endpoints of a frontend's Service port.
-func endpointsOf(s *State, f Frontend) *endpoints {
-	svc := s.services[types.NamespacedName{Namespace: f.Service.Namespace, Name: f.Service.Name}]
-	i := slices.IndexFunc(svc.ports, func(p *port) bool { return p.name == f.Service && p.protocol == f.Protocol })
-	return svc.ports[i].endpoints[FamilyOf(f.Addr())]
-}
+func endpointsOf(s *State, f Frontend) *endpoints { return s.pools[f.Pool].of }

@@ -37,6 +37,7 @@ type State struct {
 	nodePortAddrs []netip.Addr // that serve NodePorts
 
 	dirtyFrontends []*frontend
+	heldFrontends  []*frontend         // of dirtyFrontends, while a change is made: the next one has them
 	dirtyRanges    map[netip.Addr]bool // addresses
 	dirtyEndpoints []*endpoints
 	moves          map[*endpoints][]move // that wait for a change

@@ -500,7 +500,13 @@ func TestSuccessorsAreWhole(t *testing.T) {
 			addService(s, "x", i, 1, 900, spec, nil, "")
 		}
 		for first := true; first || s.Pending(); first = false {
-			s.Change()
+			added := 0
+			for _, p := range s.Change().Pools {
+				added += len(p.Added)
+			}
+			if added > 900+MaxChange {
+				t.Errorf("a change adds %d endpoints", added)
+			}
 			pools := map[PoolID]int{}
 			for _, p := range s.Reported().Pools {
 				pools[p.ID] = len(p.Added)
@@ -511,5 +517,44 @@ func TestSuccessorsAreWhole(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// TestReplacedPortsWait: of large ports that replace others of their Service, one comes after the other, and frontends lead
+// to the former ones until then. Nothing of another Service waits, also if its frontend is taken.
+func TestReplacedPortsWait(t *testing.T) {
+	s, m := New(Config{NodeName: "n1"}), newModel()
+	spec := corev1.ServiceSpec{ExternalIPs: []string{"192.0.2.1"}}
+	addService(s, "a", 1, 1, 2, spec, nil, "") // the older one, which has port 1 of the address
+	addService(s, "x", 2, 1, 300, corev1.ServiceSpec{}, nil, "")
+	addService(s, "x", 3, 8, 300, spec, nil, "")
+	if err := m.apply(s.Full()); err != nil {
+		t.Fatal(err)
+	}
+	s.DeleteService("a", "s1")
+	addService(s, "x", 2, 1, 300, corev1.ServiceSpec{SessionAffinity: corev1.ServiceAffinityClientIP}, nil, "")
+	spec.SessionAffinity = corev1.ServiceAffinityClientIP
+	addService(s, "x", 3, 8, 300, spec, nil, "")
+	changes := 0
+	for ; changes == 0 || s.Pending(); changes++ {
+		c, added := s.Change(), 0
+		for _, p := range c.Pools {
+			added += len(p.Added)
+		}
+		if err := m.apply(c); err != nil {
+			t.Fatal(err)
+		}
+		if added > 300+MaxChange || s.Postpones("a") {
+			t.Errorf("a change adds %d endpoints; other namespaces wait: %t", added, s.Postpones("a"))
+		}
+		for _, f := range m.frontends {
+			if n := len(m.pools[f.Pool].backends); n != 300 {
+				t.Errorf("%s has %d endpoints", f.FrontendKey, n)
+			}
+		}
+	}
+	fresh := newModel()
+	if err := fresh.apply(s.Full()); err != nil || fresh.String() != m.String() || changes < 8 {
+		t.Errorf("the %d changes are not the full content (%v)", changes, err)
 	}
 }
