@@ -47,11 +47,11 @@ func (e *endpoints) comes() bool {
 }
 
 // holdBack returns large endpoints that wait for a later change, as those of their namespace that replace others have more
-// than a number of backends. It returns those that they replace, too: frontends lead there until then.
+// than a number of backends and slots to choose. It returns those that they replace, too: frontends lead there until then.
 func (s *State) holdBack(most int) map[*endpoints]bool {
 	held, spent := map[*endpoints]bool{}, map[string]int{}
 	for _, e := range s.dirtyEndpoints {
-		of, n := e.port.name.Namespace, len(e.entries)
+		of, n := e.port.name.Namespace, len(e.entries)+e.counted/tableCost
 		switch {
 		case !e.comes():
 		case spent[of] > 0 && spent[of]+n > most && n > most/16 && s.replaces(e): // not small ones: each change looks at all that wait
