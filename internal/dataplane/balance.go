@@ -12,6 +12,7 @@ import (
 	"maps"
 	"math"
 	"math/bits"
+	"math/rand/v2"
 	"slices"
 	"sort"
 	"strings"
@@ -124,7 +125,7 @@ func (p *Pool) Update(c *desired.PoolChange) []SlotChange {
 		return p.Replace(c.Removed, c.Added)
 	}
 	p.at = nil
-	if partial {
+	if partial && p.Algorithm.Hashes() && p.weights.areDefault() {
 		if changes, done := p.fill(c); done {
 			return changes
 		}
@@ -163,21 +164,21 @@ func (p *Pool) Update(c *desired.PoolChange) []SlotChange {
 	return p.refill(surplus, missing)
 }
 
-// fill gives the slots of backends that have no weight any more to those that were added since slots were chosen, or else
-// to any others. It reports whether it could: none must get far more slots than it has in the end.
+// fill gives the slots of backends that are gone to those that were added since slots were chosen, if these are many, or
+// else to any others. It reports whether it could: no backend must get far more slots than it has in the end.
 func (p *Pool) fill(c *desired.PoolChange) (changes []SlotChange, done bool) {
-	unfit := func(b desired.Backend) bool { return p.weights[b] == 0 }
-	p.spare = slices.DeleteFunc(append(p.spare, c.Added...), unfit)
+	gone := func(b desired.Backend) bool { return p.weights[b] == 0 }
+	p.spare = slices.DeleteFunc(append(p.spare, c.Added...), gone)
 	others := p.spare
-	if len(p.spare) < p.chosen/8 {
-		others = slices.DeleteFunc(slices.Clone(p.Slots), unfit)
+	if len(p.spare) < max(p.chosen/8, 1) {
+		others = slices.DeleteFunc(slices.Clone(p.Slots), gone)
 	}
 	if len(others) == 0 || len(p.weights) < p.chosen/2 || len(p.weights) > 2*p.chosen {
 		return nil, false
 	}
 	for i, b := range p.Slots {
-		if unfit(b) {
-			p.Slots[i] = others[len(changes)%len(others)]
+		if gone(b) {
+			p.Slots[i] = others[rand.IntN(len(others))]
 			changes = append(changes, SlotChange{Slot: i, Old: b, New: p.Slots[i], Had: true, Has: true})
 		}
 	}

@@ -282,3 +282,34 @@ func TestWeightsZero(t *testing.T) {
 		}
 	}
 }
+
+// TestFillSpreads: while a pool with a table shrinks or changes in parts, no backend has far more slots than another in the end.
+func TestFillSpreads(t *testing.T) {
+	const size = 16381
+	for _, kept := range []int{500, 100, 0} {
+		p, c := &Pool{}, desired.PoolChange{Balance: desired.Balance{Algorithm: desired.Maglev, TableSize: size}, Partial: true}
+		for i := range 1000 {
+			c.Added = append(c.Added, testBackend(i))
+		}
+		p.Update(&c)
+		has := 1000
+		for i := kept; i < 1000; i += 10 {
+			c.Added, c.Removed = nil, nil
+			for k := range 10 {
+				c.Removed = append(c.Removed, testBackend(i+k))
+				if kept == 0 { // all are replaced
+					c.Added = append(c.Added, testBackend(1000+i+k))
+				}
+			}
+			p.Update(&c)
+			counts, most := map[desired.Backend]int{}, 0
+			for _, b := range p.Slots {
+				counts[b]++
+				most = max(most, counts[b])
+			}
+			if has += len(c.Added) - len(c.Removed); most > 20+4*size/has {
+				t.Fatalf("one of %d backends has %d slots", has, most)
+			}
+		}
+	}
+}

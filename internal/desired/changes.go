@@ -54,7 +54,7 @@ func (s *State) holdBack(most int) map[*endpoints]bool {
 		of, n := e.port.name.Namespace, len(e.entries)+e.counted/tableCost
 		switch {
 		case !e.comes():
-		case spent[of] > 0 && spent[of]+n > most && n > most/16 && s.replaces(e): // not small ones: each change looks at all that wait
+		case spent[of] > 0 && spent[of]+n > most && s.replaces(e, 16*n/most): // each change looks at all that wait
 			held[e] = true
 		default:
 			spent[of] += n
@@ -73,15 +73,16 @@ func (s *State) holdBack(most int) map[*endpoints]bool {
 	return held
 }
 
-// replaces reports whether a Service port is new, and each of its frontends was one of a port that the Service has no more.
-func (s *State) replaces(e *endpoints) bool {
-	all, some := !s.ranged, false
+// replaces reports whether a Service port is new, and each of its frontends, at most a number, was one of a port that the
+// Service has no more.
+func (s *State) replaces(e *endpoints, most int) bool {
+	all, n := !s.ranged, 0
 	s.eachClaim(e.port.service.spec, []*port{e.port}, func(key FrontendKey, _ AddressKind, port *port) {
 		f := s.frontends[key]
 		if FamilyOf(key.Addr()) != e.family || f == nil || f.claims[0].port != port || !s.serves(f) {
 			return
 		}
-		if some = true; f.reported == nil {
+		if n++; f.reported == nil {
 			all = false
 			return
 		}
@@ -90,7 +91,7 @@ func (s *State) replaces(e *endpoints) bool {
 			all = all && former.gone && former.port.service == e.port.service
 		}
 	})
-	return all && some
+	return all && n > 0 && n <= most
 }
 
 // changePools adds the differences of pools, and leaves those of namespaces with more than a number of backends and
