@@ -215,8 +215,8 @@ func TestPage(t *testing.T) {
 			t.Errorf("the page has %s", bad)
 		}
 	}
-	if n := strings.Count(text, "<svg"); n != 11 {
-		t.Errorf("%d charts, want 11", n)
+	if n := strings.Count(text, "<svg"); n != 14 {
+		t.Errorf("%d charts, want 14", n)
 	}
 	for _, p := range parts {
 		if !strings.Contains(text, `id="`+p.Name+`"`) {
