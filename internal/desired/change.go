@@ -99,7 +99,7 @@ type PoolChange struct {
 	Weights []Weight
 
 	New     bool // the pool was added
-	Partial bool // other backends follow with further changes: slots that an algorithm or weights need can wait for these
+	Partial bool // other backends follow with further changes, for which a table of slots can wait
 	Gone    bool // the pool was deleted; Removed lists the backends that it had
 }
 

@@ -105,6 +105,7 @@ func BenchmarkLargest(b *testing.B) {
 		{"weights-2000", large{services: 1, ports: 5, endpoints: 2000, weighted: true}},
 		{"weights-8000", large{services: 1, ports: 5, endpoints: 8000, weighted: true}},
 		{"renamed", large{services: 1, ports: 32, endpoints: 1000, renamed: true}},
+		{"renamed-no-ranges", large{services: 1, ports: 32, endpoints: 1000, renamed: true}}, // of any Service
 		{"renamed-tables", large{services: 1, ports: 8, endpoints: 120, renamed: true, annotations: maglev}},
 		{"ranges", large{services: 64, ports: 1, endpoints: 1, annotations: map[string]string{desired.AnnotationPortRanges: strings.Join(ranges, ",")}}},
 		{"sources-1000", large{services: 1, ports: 1, endpoints: 1, sources: 1000}},
@@ -124,9 +125,13 @@ func BenchmarkLargest(b *testing.B) {
 			defer k.Close()
 			s := desired.New(desired.Config{})
 			// Another's Service, of the same kind.
+			annotation := desired.AnnotationPortRanges
+			if strings.HasSuffix(c.name, "-no-ranges") {
+				annotation = "example.com/none"
+			}
 			other := func(port int32) {
 				s.SetService(&corev1.Service{
-					ObjectMeta: metav1.ObjectMeta{Namespace: "victim", Name: "web", Annotations: map[string]string{desired.AnnotationPortRanges: fmt.Sprint("udp/1-", port)}},
+					ObjectMeta: metav1.ObjectMeta{Namespace: "victim", Name: "web", Annotations: map[string]string{annotation: fmt.Sprint("udp/1-", port)}},
 					Spec: corev1.ServiceSpec{
 						ClusterIP: "10.97.0.1", Ports: []corev1.ServicePort{{Port: port}}, LoadBalancerSourceRanges: []string{"192.0.2.0/24"},
 					},
