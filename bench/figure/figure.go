@@ -5,10 +5,12 @@ package figure
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"image/color"
 	"math"
+	"slices"
 	"strings"
 
 	"github.com/slipstream-proxy/slipstream/bench/bench"
@@ -25,11 +27,11 @@ const width = 8 * vg.Inch
 
 // colours by subject, the same on the whole page, distinguishable by colour-blind people (Okabe and Ito). Others are grey.
 var colours = map[string]color.RGBA{
-	"slipstream": blue, "nftables": blue, "lc": blue, "eBPF": blue, "threshold 20": blue,
-	"slipstream-iptables": sky, "slipstream-ipvs": sky, "rr": sky, "flowtable": sky, "no threshold": sky,
+	"slipstream": blue, "nftables": blue, "lc": blue, "eBPF": blue, "threshold 20": blue, "during the attack": blue,
+	"slipstream-iptables": sky, "iptables": sky, "rr": sky, "flowtable": sky, "no threshold": sky,
 	"kube-proxy-nftables": vermilion, "ipvs-lc": vermilion,
 	"kube-proxy-iptables": orange, "kube-proxy-ipvs": orange,
-	"sockets": green, "detection": green, "no Service": purple, "one link": yellow,
+	"sockets": green, "detection": green, "no Service": purple, "IPVS": purple, "unseen": purple, "one link": yellow,
 }
 
 var (
@@ -77,7 +79,7 @@ func (l legend) svg(p *plot.Plot, height vg.Length) (string, error) {
 	for i, one := range l {
 		one.Draw(draw.Crop(all, vg.Length(i%2)*column, 0, 0, -vg.Points(float64(row*(i/2)))))
 	}
-	p.Draw(draw.Crop(all, vg.Points(10), 0, 0, -above)) // room for half of the number below the axis' begin
+	p.Draw(draw.Crop(all, vg.Points(10), -vg.Points(20), 0, -above)) // room for half of the numbers below the axis' ends
 	var b bytes.Buffer
 	if _, err := c.WriteTo(&b); err != nil {
 		return "", err
@@ -90,27 +92,32 @@ func (l legend) svg(p *plot.Plot, height vg.Length) (string, error) {
 // Bars draws a group of horizontal bars for each series: a bar for each subject, as
 // long as its ratio to the first subject, with ratio and median at its end. The axis
 // begins at 0, so that lengths can be compared. Where the test sees no difference, there is no bar.
+// Bars of counts, of which neither more nor less is better, are as long as the median; their axis has the result's title.
 func Bars(r *bench.Result) (string, error) {
 	p, names, series := newPlot(), legend{}, r.Series
 	p.X.Label.Text = fmt.Sprintf("multiple of %q in the same round, median (%s is better)", r.Subjects[0].Name, series[0].Better)
 	p.X.Min = 0
-	const thickness, gap = 16, 30 // of a bar, and between groups with their text, in points
-	group := float64(len(r.Subjects)*thickness + gap)
+	thickness, gap := 16.0, 30.0 // of a bar, and between groups with their text, in points
+	if series[0].Better == "" {
+		p.X.Label.Text, thickness, gap = r.Title, 10, 16
+	}
+	group := float64(len(r.Subjects))*thickness + gap
 	labels := plotter.XYLabels{}
 	for i, s := range series {
 		if s.Better != series[0].Better {
 			return "", fmt.Errorf("of %s more is better, of %s less: they need charts of their own", series[0].Name, s.Name)
 		}
 		centre := -group * float64(i) // from top to bottom
-		labels.XYs = append(labels.XYs, plotter.XY{Y: centre + float64(len(r.Subjects)+1)*thickness/2})
+		labels.XYs = append(labels.XYs, plotter.XY{Y: centre + float64(len(r.Subjects))*thickness/2 + 8})
 		labels.Labels = append(labels.Labels, s.Text)
 		for k, o := range s.Outcomes {
 			if len(o.Values) == 0 && i > 0 { // the first group has the legend
 				continue
 			}
-			ratio := o.Ratio
-			text := s.Unit.Format(o.Median)
+			ratio, text := o.Ratio, s.Unit.Format(o.Median)
 			switch {
+			case s.Better == "":
+				ratio = o.Median
 			case k == 0:
 				ratio = 1
 			case o.P >= bench.Significant:
@@ -118,8 +125,8 @@ func Bars(r *bench.Result) (string, error) {
 			default:
 				text = fmt.Sprintf("%.2fx, %s", ratio, text)
 			}
-			at := centre + thickness*(float64(len(s.Outcomes)-1)/2-float64(k))
-			bar, err := plotter.NewPolygon(plotter.XYs{{X: 0, Y: at - 7}, {X: ratio, Y: at - 7}, {X: ratio, Y: at + 7}, {X: 0, Y: at + 7}})
+			at, half := centre+thickness*(float64(len(s.Outcomes)-1)/2-float64(k)), thickness/2-1
+			bar, err := plotter.NewPolygon(plotter.XYs{{X: 0, Y: at - half}, {X: ratio, Y: at - half}, {X: ratio, Y: at + half}, {X: 0, Y: at + half}})
 			if err != nil {
 				return "", err
 			}
@@ -150,7 +157,8 @@ func Bars(r *bench.Result) (string, error) {
 // Lines draws a line for each subject through the medians, by the value that the series were
 // measured at, with bars from the lowest to the highest. Both axes are logarithmic, so that
 // proportional growth is a straight line. x and y are the texts of the axes. Values of 0 are left
-// out. Lines do not lead to values at apart, which are of other circumstances.
+// out. Lines do not lead to values at apart, which are of other circumstances. Series that were measured at
+// nothing are ranked, by each subject's medians, the highest first.
 func Lines(r *bench.Result, x, y string, apart int) (string, error) {
 	p, names := newPlot(), legend{}
 	p.X.Label.Text, p.Y.Label.Text = x, y
@@ -158,14 +166,16 @@ func Lines(r *bench.Result, x, y string, apart int) (string, error) {
 	unit := r.Series[0].Unit
 	p.X.Tick.Marker, p.Y.Tick.Marker = decades(bench.Count), decades(unit)
 	p.Add(plotter.NewGrid())
-	drawn := 0
 	for k, subject := range r.Subjects {
 		var all points
 		var joined plotter.XYs
-		for _, s := range r.Series {
+		if r.Series[0].At == 0 {
+			slices.SortFunc(r.Series, func(a, b *bench.Series) int { return cmp.Compare(b.Outcomes[k].Median, a.Outcomes[k].Median) })
+		}
+		for i, s := range r.Series {
 			if o := s.Outcomes[k]; o.Median > 0 {
-				all.add(s.At, unit, o)
-				if s.At != apart {
+				all.add(cmp.Or(s.At, i+1), unit, o)
+				if s.At == 0 || s.At != apart {
 					joined = append(joined, all.XYs[len(all.XYs)-1])
 				}
 			}
@@ -173,16 +183,12 @@ func Lines(r *bench.Result, x, y string, apart int) (string, error) {
 		if len(all.XYs) == 0 {
 			continue
 		}
-		drawn++
 		line, marks, err := plotter.NewLinePoints(all.XYs)
-		if err != nil {
+		bars, failed := plotter.NewYErrorBars(all)
+		if err := errors.Join(err, failed); err != nil {
 			return "", fmt.Errorf("%s: %w", subject.Name, err)
 		}
 		line.XYs = joined
-		bars, err := plotter.NewYErrorBars(all)
-		if err != nil {
-			return "", fmt.Errorf("%s: %w", subject.Name, err)
-		}
 		c := colour(subject.Name)
 		line.Color, marks.Color, bars.Color = c, c, c
 		line.Width, marks.Shape, marks.Radius = vg.Points(1.5), shapes[k%len(shapes)], vg.Points(3)
@@ -206,11 +212,13 @@ func Lines(r *bench.Result, x, y string, apart int) (string, error) {
 		}
 		p.Add(labels)
 	}
-	if drawn == 0 {
+	if len(names) == 0 {
 		return "", errors.New("nothing was counted")
 	}
-	p.X.Min, p.X.Max = p.X.Min/1.6, p.X.Max*1.6 // room for the labels
 	p.Y.Min, p.Y.Max = p.Y.Min/1.3, p.Y.Max*1.3
+	if len(r.Subjects) <= 2 { // room for the labels
+		p.X.Min, p.X.Max = p.X.Min/1.6, p.X.Max*1.6
+	}
 	return names.svg(p, 4*vg.Inch)
 }
 
@@ -225,11 +233,7 @@ func (p *points) add(at int, unit bench.Unit, o bench.Outcome) {
 	p.XYs = append(p.XYs, plotter.XY{X: float64(at), Y: o.Median})
 	least := max(o.Lowest, o.Median/1000) // 0 has no place on the axis
 	p.YErrors = append(p.YErrors, struct{ Low, High float64 }{o.Median - least, o.Highest - o.Median})
-	label := unit.Format(o.Median)
-	if unit == bench.Count {
-		label = bench.Thousands(int(o.Median + 0.5))
-	}
-	p.labels = append(p.labels, label)
+	p.labels = append(p.labels, unit.Format(o.Median))
 }
 
 // decades are ticks at powers of ten, with the unit. Within three decades, 2 and 5 times them have it too, and within

@@ -4,6 +4,7 @@ package report
 
 import (
 	"bytes"
+	"cmp"
 	_ "embed"
 	"fmt"
 	"html/template"
@@ -49,11 +50,7 @@ func newPage(records map[string]*record) (*page, error) {
 		if err := part.From.read(); err != nil {
 			return nil, err
 		}
-		r := records[part.Name]
-		if r == nil {
-			part.Tables, part.Charts = nil, nil
-			continue
-		}
+		r := cmp.Or(records[part.Name], &record{})
 		if err := part.fill(r); err != nil {
 			return nil, err
 		}

@@ -62,6 +62,32 @@ func (c *copied) read() error {
 	return nil
 }
 
+// result has a chart's columns, with a series for each row. A dash stands for no value.
+func (c *copied) result(of *chart) (*bench.Result, error) {
+	r, samples, series := &bench.Result{Title: of.Axis}, bench.NewSamples(len(of.Subjects)), []bench.Series{}
+	r.AddSubjects(of.Subjects...)
+	for _, row := range c.Rows[1:] {
+		var cells []string
+		for _, column := range of.Columns {
+			if at := slices.Index(c.Rows[0], column); 0 <= at && at < len(row) {
+				cells = append(cells, strings.Split(row[at], ", ")...)
+			}
+		}
+		if len(cells) != len(samples) {
+			return nil, fmt.Errorf("%s, %s: %q in the columns %q, want %d values", c.Page, row[0], cells, of.Columns, len(samples))
+		}
+		for k, cell := range cells {
+			if n, err := strconv.ParseFloat(strings.TrimSuffix(cell, "ms"), 64); err == nil {
+				samples[k].Add(row[0], n)
+			} else if cell != "–" {
+				return nil, err
+			}
+		}
+		series = append(series, bench.Series{Name: row[0], Text: row[0]})
+	}
+	return r, r.Fill(series, samples)
+}
+
 // benchmark is a command of a full run, and that of a short one, if it is part of one, both without --save.
 type benchmark struct {
 	Name       string
@@ -106,11 +132,12 @@ type published struct {
 // chart has bars of some series of a step or, with numbers of Services, lines of one series.
 type chart struct {
 	Title, Text string
-	Axis        string
+	Axis, Step  string
+	Columns     []string // of the copied table, in place of series: a value for each subject, several in a cell with commas
+	Ranks       string   // the axis of lines through the copied values, the highest first; without, each row has bars
 	At          []int
-	Apart       int      // of At, with other circumstances: lines do not lead to it
-	First       bool     // it is on the first screen
-	Steps       []string // the first that has measured a subject
+	Apart       int  // of At, with other circumstances: lines do not lead to it
+	First       bool // it is on the first screen
 	Series      []string
 	Subjects    []string
 	SVG         string `json:"-"`
@@ -184,7 +211,7 @@ func (p *part) fill(r *record) error {
 	p.Results = r.Steps
 	p.Tables = slices.DeleteFunc(p.Tables, func(t *table) bool { t.fill(r); return len(t.Rows) == 0 })
 	for _, c := range p.Charts {
-		if err := c.draw(r); err != nil {
+		if err := c.draw(r, p.From); err != nil {
 			return fmt.Errorf("part %s: %s: %w", p.Name, c.Title, err)
 		}
 	}
@@ -224,16 +251,21 @@ func (t *table) fill(r *record) {
 }
 
 // draw draws the chart, if there are values for it.
-func (c *chart) draw(r *record) (err error) {
-	if len(c.At) == 0 {
-		if drawn := c.bars(r); len(drawn.Series) > 0 {
-			c.SVG, err = figure.Bars(drawn)
-		}
-		return err
+func (c *chart) draw(r *record, from copied) (err error) {
+	drawn, axis := c.bars(r), c.Ranks
+	switch {
+	case len(c.Columns) > 0:
+		drawn, err = from.result(c)
+	case len(c.At) > 0:
+		drawn, axis = c.lines(r), "Services"
+		c.Text = strings.TrimSpace("Medians, with bars from the lowest to the highest value. Both axes are logarithmic. " + c.Text)
 	}
-	c.Text = strings.TrimSpace("Medians, with bars from the lowest to the highest value. Both axes are logarithmic. " + c.Text)
-	if drawn := c.lines(r); len(drawn.Series) > 1 { // there is no line of one point
-		c.SVG, err = figure.Lines(drawn, "Services", c.Axis, c.Apart)
+	switch {
+	case err != nil || len(drawn.Series) == 0:
+	case axis == "":
+		c.SVG, err = figure.Bars(drawn)
+	case len(drawn.Series) > 1: // there is no line of one point
+		c.SVG, err = figure.Lines(drawn, axis, c.Axis, c.Apart)
 	}
 	return err
 }
@@ -241,7 +273,7 @@ func (c *chart) draw(r *record) (err error) {
 // bars returns the chart's series that were measured.
 func (c *chart) bars(r *record) *bench.Result {
 	drawn := &bench.Result{}
-	if step := r.find(c.Steps[0]); step != nil && step.Result != nil {
+	if step := r.find(c.Step); step != nil && step.Result != nil {
 		drawn.Subjects = step.Result.Subjects
 		for _, name := range c.Series {
 			if found := step.Result.Find(name); found != nil && len(found.Outcomes[0].Values) > 0 {
@@ -261,11 +293,8 @@ func (c *chart) lines(r *record) *bench.Result {
 		one, measured := &bench.Series{At: at}, false
 		for _, subject := range c.Subjects {
 			o := bench.Outcome{}
-			for _, step := range c.Steps {
-				if series, found, _ := r.find(number.Replace(step)).outcome(number.Replace(c.Series[0]), subject); found != nil {
-					one.Unit, o, measured = series.Unit, *found, true
-					break
-				}
+			if series, found, _ := r.find(number.Replace(c.Step)).outcome(number.Replace(c.Series[0]), subject); found != nil {
+				one.Unit, o, measured = series.Unit, *found, true
 			}
 			one.Outcomes = append(one.Outcomes, o)
 		}

@@ -3,11 +3,13 @@
 package report
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -164,7 +166,8 @@ func samples(part string, of step) *bench.Result {
 	for i, name := range subjects {
 		r.Subjects = append(r.Subjects, bench.Subject{Name: name})
 		of := bench.Samples{}
-		for _, s := range series {
+		for k, s := range series {
+			series[k].Better = cmp.Or(s.Better, bench.Less)
 			for n := range 5 {
 				of.Add(s.Name, float64((i+1)*unit+n))
 			}
@@ -215,8 +218,8 @@ func TestPage(t *testing.T) {
 			t.Errorf("the page has %s", bad)
 		}
 	}
-	if n := strings.Count(text, "<svg"); n != 14 {
-		t.Errorf("%d charts, want 14", n)
+	if n := strings.Count(text, "<svg"); n != 16 {
+		t.Errorf("%d charts, want 16", n)
 	}
 	for _, p := range parts {
 		if !strings.Contains(text, `id="`+p.Name+`"`) {
@@ -231,6 +234,52 @@ func TestPage(t *testing.T) {
 	for _, want := range []string{`id="short"`, "3.00 ms", "1.00 ms to 1.00 ms, n = 5", "1/3 of it (p = 0.0079)", "bin/bench rules", ">Maglev tables: 30 ports, 101 endpoints</td>", ">clean-up with rules of kube-proxy</td>"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the page does not have %q", want)
+		}
+	}
+}
+
+// TestCopied reads the tables that the page copies: all rows are in the charts, and the claim has the highest value of
+// the attacks. A table without one of a chart's columns, or with something else in it, is an error.
+func TestCopied(t *testing.T) {
+	rows := map[string][2]int{"tenants": {53, 3}, "faults": {9, 3}}
+	for _, p := range parts {
+		if p.From.Page == "" {
+			continue
+		}
+		from, c := p.From, p.Charts[0]
+		if err := from.read(); err != nil {
+			t.Fatal(err)
+		}
+		r, err := from.result(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(r.Series) != rows[p.Name][0] || len(r.Subjects) != rows[p.Name][1] {
+			t.Errorf("%s: %d series of %d subjects, want %d", p.Name, len(r.Series), len(r.Subjects), rows[p.Name])
+		}
+		highest := 0.0
+		for _, s := range r.Series {
+			highest = max(highest, s.Outcomes[2].Highest)
+			if p.Name == "tenants" && slices.ContainsFunc(s.Outcomes, func(o bench.Outcome) bool { return len(o.Values) != 1 }) {
+				t.Errorf("%s: %+v, want a value for each", s.Name, s.Outcomes)
+			}
+		}
+		if want := fmt.Sprintf("at most %v ms", highest); p.Name == "tenants" && !strings.Contains(p.Claim, want) {
+			t.Errorf("%q is not in the claim %q", want, p.Claim)
+		}
+		for name, change := range map[string]func(){
+			"a column's name":  func() { from.Rows[0][slices.Index(from.Rows[0], c.Columns[0])] += "s" },
+			"a row's end":      func() { from.Rows[3] = from.Rows[3][:1] },
+			"a value too many": func() { from.Rows[3][slices.Index(from.Rows[0], c.Columns[0])] += ", 1" },
+			"no number":        func() { from.Rows[3][slices.Index(from.Rows[0], c.Columns[0])] += "x" },
+		} {
+			from.Rows = nil
+			if err := from.read(); err != nil {
+				t.Fatal(err)
+			}
+			if change(); c.draw(&record{}, from) == nil {
+				t.Errorf("%s: %s: no error", p.Name, name)
+			}
 		}
 	}
 }
