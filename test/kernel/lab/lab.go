@@ -86,9 +86,6 @@ func (l *Lab) Close() error {
 
 // add makes m a machine with a namespace, under a name that is not taken, and sets it up.
 func (l *Lab) add(m *Machine, kind, name string, p profile, setUp func() error) error {
-	if name == "" {
-		return fmt.Errorf("lab: %s: name is empty", kind)
-	}
 	ns, err := newNamespace(kind+" "+name, p)
 	if err != nil {
 		return err
@@ -140,26 +137,6 @@ func (l *Lab) onFabric() (all []*Machine) {
 		}
 	}
 	return all
-}
-
-// onePerFamily checks that prefixes holds at least one address and at most one
-// of each family.
-func onePerFamily(field string, prefixes []netip.Prefix) error {
-	var have [2]bool
-	if len(prefixes) == 0 {
-		return fmt.Errorf("%s: none given", field)
-	}
-	for _, p := range prefixes {
-		if !p.IsValid() || p.Addr().Is4In6() {
-			return fmt.Errorf("%s: %v is not a valid prefix", field, p)
-		}
-		i := familyIndex(p.Addr())
-		if have[i] {
-			return fmt.Errorf("%s: %v is a second one of its family", field, p)
-		}
-		have[i] = true
-	}
-	return nil
 }
 
 // familyIndex is 0 for IPv4 and 1 for IPv6.

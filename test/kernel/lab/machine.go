@@ -81,9 +81,6 @@ type Host struct{ Machine }
 func (l *Lab) Host(name string, addrs ...netip.Prefix) (*Host, error) {
 	l.build.Lock()
 	defer l.build.Unlock()
-	if err := onePerFamily("address", addrs); err != nil {
-		return nil, fmt.Errorf("lab: host %s: %w", name, err)
-	}
 	h := &Host{}
 	if err := l.add(&h.Machine, "host", name, endProfile, func() error { return l.fabric.attach(&h.Machine, addrs) }); err != nil {
 		return nil, err
@@ -132,9 +129,6 @@ type Node struct {
 func (l *Lab) Node(name string, opts NodeOptions) (*Node, error) {
 	l.build.Lock()
 	defer l.build.Unlock()
-	if err := checkNode(opts); err != nil {
-		return nil, fmt.Errorf("lab: node %s: %w", name, err)
-	}
 	n := &Node{}
 	n.routesToPods = true
 	for _, p := range opts.PodCIDRs {
@@ -144,23 +138,6 @@ func (l *Lab) Node(name string, opts NodeOptions) (*Node, error) {
 		return nil, err
 	}
 	return n, nil
-}
-
-func checkNode(opts NodeOptions) error {
-	err := onePerFamily("Addresses", opts.Addresses)
-	if err == nil && len(opts.PodCIDRs) > 0 {
-		err = onePerFamily("PodCIDRs", opts.PodCIDRs)
-	}
-	if err != nil {
-		return err
-	}
-	for _, cidr := range opts.PodCIDRs {
-		sameFamily := func(a netip.Prefix) bool { return a.Addr().Is4() == cidr.Addr().Is4() }
-		if !slices.ContainsFunc(opts.Addresses, sameFamily) {
-			return fmt.Errorf("PodCIDRs: %v: the node has no address of that family", cidr)
-		}
-	}
-	return nil
 }
 
 func (n *Node) setUp(opts NodeOptions) error {
@@ -208,28 +185,16 @@ type Pod struct {
 // Pod adds a pod with one address, or one of each family, from the node's pod
 // CIDRs. The node reaches it with its own fabric address as source.
 func (n *Node) Pod(name string, addrs ...netip.Addr) (*Pod, error) {
-	if err := n.checkPod(addrs); err != nil {
-		return nil, fmt.Errorf("lab: pod %s: %w", name, err)
+	for _, a := range addrs {
+		if !n.podCIDRs[familyIndex(a)].Contains(a) {
+			return nil, fmt.Errorf("lab: pod %s: address: %v is not in a pod CIDR of node %s %v", name, a, n.name, n.PodCIDRs())
+		}
 	}
 	p := &Pod{node: n}
 	if err := n.lab.add(&p.Machine, "pod", name, endProfile, func() error { return p.setUp(addrs) }); err != nil {
 		return nil, errors.Join(err, p.deleteLink())
 	}
 	return p, nil
-}
-
-func (n *Node) checkPod(addrs []netip.Addr) error {
-	prefixes := make([]netip.Prefix, 0, len(addrs))
-	for _, a := range addrs {
-		if !a.IsValid() || a.Is4In6() {
-			return fmt.Errorf("address: %v is not valid", a)
-		}
-		if cidr := n.podCIDRs[familyIndex(a)]; !cidr.Contains(a) {
-			return fmt.Errorf("address: %v is not in a pod CIDR of node %s %v", a, n.name, n.PodCIDRs())
-		}
-		prefixes = append(prefixes, single(a))
-	}
-	return onePerFamily("address", prefixes)
 }
 
 func (p *Pod) setUp(addrs []netip.Addr) error {
