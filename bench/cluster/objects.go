@@ -16,7 +16,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
-	"k8s.io/utils/ptr"
 )
 
 const (
@@ -91,8 +90,8 @@ func (c *Cluster) fillService(svc *corev1.Service, service int) {
 			Selector:              map[string]string{"app": Name(service)},
 			SessionAffinity:       corev1.ServiceAffinityNone,
 			IPFamilies:            []corev1.IPFamily{corev1.IPv4Protocol},
-			IPFamilyPolicy:        ptr.To(corev1.IPFamilyPolicySingleStack),
-			InternalTrafficPolicy: ptr.To(corev1.ServiceInternalTrafficPolicyCluster),
+			IPFamilyPolicy:        new(corev1.IPFamilyPolicySingleStack),
+			InternalTrafficPolicy: new(corev1.ServiceInternalTrafficPolicyCluster),
 			Ports: []corev1.ServicePort{{
 				Name:       strings.Clone(PortName),
 				Protocol:   corev1.ProtocolTCP,
@@ -123,7 +122,7 @@ func (c *Cluster) fillSlice(s *discoveryv1.EndpointSlice, service, slice int, po
 		},
 		AddressType: discoveryv1.AddressTypeIPv4,
 		Ports: []discoveryv1.EndpointPort{{
-			Name: ptr.To(strings.Clone(PortName)), Protocol: ptr.To(corev1.ProtocolTCP), Port: ptr.To[int32](TargetPort),
+			Name: new(strings.Clone(PortName)), Protocol: new(corev1.ProtocolTCP), Port: new(int32(TargetPort)),
 		}},
 	}
 	for _, pod := range pods {
@@ -171,7 +170,7 @@ func fillExternal(svc *corev1.Service, before int) {
 	svc.Spec.Type = corev1.ServiceTypeLoadBalancer
 	svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
 	svc.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
-	svc.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr.To[int32](affinitySeconds)}}
+	svc.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: new(int32(affinitySeconds))}}
 	svc.Spec.Ports[0].NodePort = int32(nodePort(before))
 	svc.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: loadBalancerIP(before).String()}}
 	svc.Spec.LoadBalancerSourceRanges = collect.From(sources, netip.Prefix.String)

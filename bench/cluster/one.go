@@ -10,7 +10,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
 )
 
 // One makes one Service of a few ports, and the EndpointSlice of its endpoints, which have the same ports
@@ -22,7 +21,7 @@ func One(name string, ip netip.Addr, endpoints []netip.Addr, ports ...corev1.Ser
 	slice := &discoveryv1.EndpointSlice{ObjectMeta: meta, AddressType: discoveryv1.AddressTypeIPv4}
 	for _, p := range ports {
 		target := cmp.Or(p.TargetPort.IntVal, p.Port)
-		slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Name: &p.Name, Protocol: ptr.To(p.Protocol), Port: &target})
+		slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Name: &p.Name, Protocol: new(p.Protocol), Port: &target})
 	}
 	slice.Endpoints = collect.From(endpoints, func(a netip.Addr) discoveryv1.Endpoint { return discoveryv1.Endpoint{Addresses: []string{a.String()}} })
 	return svc, slice

@@ -24,7 +24,6 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	"github.com/vishvananda/netlink"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/utils/ptr"
 )
 
 type network struct {
@@ -205,7 +204,7 @@ func (n *network) service() (*desired.Change, error) {
 		return corev1.ServicePort{Name: p.name, Protocol: p.protocol, Port: int32(p.port)}
 	})
 	svc, slice := cluster.One("server", clusterIP, []netip.Addr{n.server.Addr(false)}, ports...)
-	slice.Endpoints[0].NodeName = ptr.To(n.node.Name())
+	slice.Endpoints[0].NodeName = new(n.node.Name())
 	state := desired.New(desired.Config{
 		NodeName:    n.node.Name(),
 		DetectLocal: desired.DetectLocal{CIDRs: []netip.Prefix{pods}},

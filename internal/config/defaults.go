@@ -11,7 +11,6 @@ import (
 	logsapi "k8s.io/component-base/logs/api/v1"
 	kubeproxy "k8s.io/kube-proxy/config/v1alpha1"
 	netutils "k8s.io/utils/net"
-	"k8s.io/utils/ptr"
 )
 
 // Slipstream's own defaults.
@@ -60,17 +59,17 @@ func setDefaults(c *kubeproxy.KubeProxyConfiguration) {
 
 	for _, mode := range []kubeproxy.ProxyMode{IPTables, NFTables} {
 		m := ofMode(c, mode)
-		set(m.masqueradeBit, ptr.To[int32](14))
+		set(m.masqueradeBit, new(int32(14)))
 		set(&m.syncPeriod.Duration, 30*time.Second)
 	}
 	set(&c.NFTables.MinSyncPeriod.Duration, DefaultMinSyncPeriod)
 	set(&c.IPTables.MinSyncPeriod.Duration, DefaultIPTablesMinSyncPeriod)
-	set(&c.IPTables.LocalhostNodePorts, ptr.To(true))
+	set(&c.IPTables.LocalhostNodePorts, new(true))
 	set(&c.IPVS.SyncPeriod.Duration, 30*time.Second)
 
-	set(&c.OOMScoreAdj, ptr.To[int32](-999))
-	set(&c.Conntrack.MaxPerCore, ptr.To[int32](32<<10))
-	set(&c.Conntrack.Min, ptr.To[int32](128<<10))
+	set(&c.OOMScoreAdj, new(int32(-999)))
+	set(&c.Conntrack.MaxPerCore, new(int32(32<<10)))
+	set(&c.Conntrack.Min, new(int32(128<<10)))
 	set(&c.Conntrack.TCPEstablishedTimeout, &metav1.Duration{Duration: 24 * time.Hour})
 	set(&c.Conntrack.TCPCloseWaitTimeout, &metav1.Duration{Duration: time.Hour})
 
@@ -90,7 +89,7 @@ func setOwnDefaults(c *SlipstreamConfiguration) {
 	set(&c.VerifyPeriod, &metav1.Duration{})
 	set(&c.StatusSocket, DefaultStatusSocket)
 	set(&c.SocketLoadBalancing, SocketsOff)
-	set(&c.FastPath.OffloadPacketThreshold, ptr.To[int64](DefaultOffloadPacketThreshold))
+	set(&c.FastPath.OffloadPacketThreshold, new(int64(DefaultOffloadPacketThreshold)))
 	set(&c.FastPath.Engine, "flowtable")
 	set(&c.FastPath.Bypass, "none")
 	set(&c.FastPath.Scope, "services")
@@ -118,7 +117,7 @@ func WithPort(address string, port int) string {
 func inherit(to, from perMode) {
 	*to.masqueradeAll = *to.masqueradeAll || *from.masqueradeAll
 	if bit := *from.masqueradeBit; bit != nil {
-		set(to.masqueradeBit, ptr.To(*bit))
+		set(to.masqueradeBit, new(*bit))
 	}
 	set(to.syncPeriod, *from.syncPeriod)
 	set(to.minSyncPeriod, *from.minSyncPeriod)

@@ -15,7 +15,6 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
 )
 
 // Rejected sends connections that a dataplane rejects, one for each reason, and compares the
@@ -33,13 +32,13 @@ func Rejected(t *testing.T, s *Street, b dataplane.Dataplane, read func() (datap
 			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
 			Spec: corev1.ServiceSpec{
 				ClusterIP: fmt.Sprint("10.96.0.", 2+i), Ports: []corev1.ServicePort{{Port: 80}},
-				InternalTrafficPolicy: ptr.To([]corev1.ServiceInternalTrafficPolicy{corev1.ServiceInternalTrafficPolicyCluster, corev1.ServiceInternalTrafficPolicyLocal}[i]),
+				InternalTrafficPolicy: new([]corev1.ServiceInternalTrafficPolicy{corev1.ServiceInternalTrafficPolicyCluster, corev1.ServiceInternalTrafficPolicyLocal}[i]),
 			},
 		})
 	}
 	remote := Slice(0)
 	remote.Name, remote.Labels = "remote-1", map[string]string{discoveryv1.LabelServiceName: "remote"}
-	remote.Endpoints[0].NodeName = ptr.To("n2")
+	remote.Endpoints[0].NodeName = new("n2")
 	state.SetEndpointSlice(remote)
 	Reconcile(t, b, state)
 

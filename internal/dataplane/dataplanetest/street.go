@@ -16,7 +16,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
 )
 
 // FirstPort is the first port on which a street's server listens.
@@ -65,7 +64,7 @@ func Slice(i int) *discoveryv1.EndpointSlice {
 	return &discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: SliceName(i), Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
 		AddressType: discoveryv1.AddressTypeIPv4,
-		Ports:       []discoveryv1.EndpointPort{{Port: ptr.To(int32(FirstPort + i))}},
+		Ports:       []discoveryv1.EndpointPort{{Port: new(int32(FirstPort + i))}},
 		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"10.244.1.3"}}},
 	}
 }

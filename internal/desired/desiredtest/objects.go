@@ -14,7 +14,6 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
 )
 
 // There are few objects, so that they interact: Services share addresses and ports,
@@ -132,7 +131,7 @@ func (c *Choices) service(i int) *corev1.Service {
 		svc.Labels = map[string]string{"service.kubernetes.io/service-proxy-name": "another"}
 	}
 	if c.once(3) {
-		svc.Spec.InternalTrafficPolicy = ptr.To(corev1.ServiceInternalTrafficPolicyLocal)
+		svc.Spec.InternalTrafficPolicy = new(corev1.ServiceInternalTrafficPolicyLocal)
 	}
 	for range 1 + c.Below(3) {
 		p := portNames[c.Below(len(portNames))]
@@ -152,7 +151,7 @@ func (c *Choices) service(i int) *corev1.Service {
 	}
 	if c.once(4) {
 		svc.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
-		svc.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr.To(int32(10 + c.Below(2)))}}
+		svc.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: new(int32(10 + c.Below(2)))}}
 	}
 	return svc
 }
@@ -168,7 +167,7 @@ func (c *Choices) external(svc *corev1.Service, i int) {
 	}
 	for range c.Below(3) {
 		ingress := corev1.LoadBalancerIngress{IP: ip()}
-		ingress.IPMode = []*corev1.LoadBalancerIPMode{nil, ptr.To(corev1.LoadBalancerIPModeVIP), ptr.To(corev1.LoadBalancerIPModeProxy)}[c.Below(3)]
+		ingress.IPMode = []*corev1.LoadBalancerIPMode{nil, new(corev1.LoadBalancerIPModeVIP), new(corev1.LoadBalancerIPModeProxy)}[c.Below(3)]
 		svc.Status.LoadBalancer.Ingress = append(svc.Status.LoadBalancer.Ingress, ingress)
 	}
 	if c.yes() {
@@ -239,7 +238,7 @@ func (c *Choices) slice(i int) *discoveryv1.EndpointSlice {
 	}
 	for range 1 + c.Below(4) {
 		p := portNames[c.Below(len(portNames))]
-		port := discoveryv1.EndpointPort{Port: ptr.To(int32(8080 + c.Below(2)))}
+		port := discoveryv1.EndpointPort{Port: new(int32(8080 + c.Below(2)))}
 		if p.name != "" {
 			port.Name = &p.name
 		}
@@ -270,13 +269,13 @@ func (c *Choices) endpoint(t discoveryv1.AddressType) discoveryv1.Endpoint {
 	e := discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf(format, 1+c.Below(addresses))}}
 	conditions := c.Below(8)
 	if conditions&1 != 0 {
-		e.Conditions.Ready = ptr.To(c.yes())
+		e.Conditions.Ready = new(c.yes())
 	}
 	if conditions&2 != 0 {
-		e.Conditions.Serving = ptr.To(c.yes())
+		e.Conditions.Serving = new(c.yes())
 	}
 	if conditions&4 != 0 {
-		e.Conditions.Terminating = ptr.To(c.yes())
+		e.Conditions.Terminating = new(c.yes())
 	}
 	if c.once(2) {
 		e.Hints = &discoveryv1.EndpointHints{}
@@ -290,7 +289,7 @@ func (c *Choices) endpoint(t discoveryv1.AddressType) discoveryv1.Endpoint {
 	if c.yes() {
 		e.Zone = &zones[c.Below(len(zones))]
 	}
-	e.NodeName = []*string{nil, ptr.To(ThisNode), ptr.To("there")}[c.Below(3)]
+	e.NodeName = []*string{nil, new(ThisNode), new("there")}[c.Below(3)]
 	return e
 }
 

@@ -15,7 +15,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/utils/ptr"
 )
 
 // The ServiceAccount of proxies, and the ClusterRole that is all they may do: the one
@@ -88,7 +87,7 @@ func (a *Access) Renew(ctx context.Context) error {
 	}
 	request, err := core.ServiceAccounts(proxyNamespace).CreateToken(ctx, proxyAccount, &authenticationv1.TokenRequest{
 		Spec: authenticationv1.TokenRequestSpec{
-			ExpirationSeconds: ptr.To[int64](3600),
+			ExpirationSeconds: new(int64(3600)),
 			BoundObjectRef: &authenticationv1.BoundObjectReference{
 				Kind: "Secret", APIVersion: "v1", Name: secret.Name, UID: secret.UID,
 			},
