@@ -37,7 +37,7 @@ import (
 // Options configure the loop. Functions and interfaces may be nil where they are not needed.
 type Options struct {
 	MinSyncPeriod time.Duration // least time between two syncs: changes within it are programmed together at its end
-	CheckPeriod   time.Duration // of Dataplane.Check
+	CheckPeriod   time.Duration // of Dataplane.Check, unless the dataplane tells when it is due
 
 	// Readers returns the netfilter sockets of other processes, as nfnl.Readers.Look does. While changes
 	// continue, syncs wait for programs that read the ruleset (see pace).
@@ -113,6 +113,7 @@ type Proxy struct {
 	repaired  time.Time    // time of the last repair
 
 	held       map[string]source.Event // of namespaces that State.Postpones, the last of each object
+	told       <-chan struct{}         // that a check is due, while all that checks do can wait for it
 	pace       pace
 	lookedBack bool // at flows to what an earlier run has programmed, or another program restored
 	loads      loads
@@ -185,7 +186,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 	defer cancel()
 	in := Listen(ctx, p.source, p.options.NodeAddresses)
 	defer in.Stop()
-	check := time.NewTicker(p.options.CheckPeriod)
+	check, checked := time.NewTimer(p.options.CheckPeriod), time.Now()
 	defer check.Stop()
 	hold := time.NewTimer(0)
 	defer hold.Stop()
@@ -210,11 +211,19 @@ func (p *Proxy) Run(ctx context.Context) error {
 			p.warnNodeMissing()
 		case <-hold.C:
 		case <-check.C:
+			checked = time.Now()
 			p.check(ctx)
 			p.checkFastPath(ctx)
 			p.checkSockets(ctx)
 			p.checkPolicies(ctx)
 			p.pending = p.state.Warming() && p.state.Advance(time.Now()) || p.pending
+			check.Reset(time.Until(checked.Add(p.options.CheckPeriod)))
+			if p.told != nil {
+				check.Reset(20 * p.options.CheckPeriod)
+			}
+		case <-p.told: // now, but never more often than without it
+			p.told = nil
+			check.Reset(time.Until(checked.Add(p.options.CheckPeriod)))
 		case <-p.verifying.next:
 			p.verifying.due = true
 		case <-p.loads.due:
@@ -571,7 +580,7 @@ const quietAfterRepair = 10 * time.Second
 
 // check detects damage and schedules its repair.
 func (p *Proxy) check(ctx context.Context) {
-	if p.full {
+	if p.told = nil; p.full {
 		return // a full sync is due anyway
 	}
 	if !p.leftOut.IsZero() && time.Since(p.leftOut) >= leaveOutFor {
@@ -588,6 +597,13 @@ func (p *Proxy) check(ctx context.Context) {
 		p.full = true
 	case ctx.Err() == nil:
 		p.checkFailed.Log(p.log, err, "Could not check the programmed content")
+		o, others := &p.options, p.pending || p.state.Warming() || !p.leftOut.IsZero()
+		w, tells := p.backend.(interface {
+			Watch(context.Context) <-chan struct{}
+		}) // see nftables.Dataplane
+		if tells && err == nil && !others && o.FastPath == nil && o.Sockets == nil && o.PolicyChanged == nil {
+			p.told = w.Watch(ctx)
+		}
 	}
 }
 

@@ -13,15 +13,16 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/dataplane"
 	"github.com/slipstream-proxy/slipstream/internal/desired"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/nfnl"
+	"k8s.io/klog/v2"
 )
 
 // detector detects modifications of the tables by other processes.
 //
 // While the generation (see [nfnl.Conn.Generation]) does not change, no other process has committed, and a check is one
-// small request. (Notifications would cost more: with a listener, the kernel also reports every element of this
-// process's transactions.) If the generation differs, another process has committed, usually to other tables. Then the
-// handles and rules of the tables are compared at once, and an element of each set is looked up. Elements of all pools,
-// and all of their slots, are looked up, spread over the next checks.
+// small request. At rest, the kernel tells of the next transaction ([nfnl.Conn.Watch]). If the generation differs, another
+// process has committed, usually to other tables. Then the handles and rules of the tables are compared at once, and an
+// element of each set is looked up. Elements of all pools, and all of their slots, are looked up, spread over the next
+// checks.
 type detector struct {
 	generation uint32 // 0 if unknown
 	tables     [len(schemas)]programmed
@@ -31,6 +32,8 @@ type detector struct {
 
 	nextPool, nextSlot int // the slot to look up next
 	unseen             int // number of pools of which not all slots have been looked up since
+
+	untold bool // the kernel does not tell of transactions
 }
 
 // programmed is a table that was programmed.
@@ -101,6 +104,20 @@ func (b *Dataplane) Check(ctx context.Context) error {
 		b.detector.checkPools(len(b.pools))
 	}
 	return cmp.Or(b.checkSample(), b.checkSlots())
+}
+
+// Watch, after a Check, returns a channel that is closed when the next one is due. It returns nil while something is left
+// to check, while something changes between two calls, and if the kernel does not tell.
+func (b *Dataplane) Watch(ctx context.Context) (told <-chan struct{}) {
+	d := &b.detector
+	if d.untold || d.generation == 0 || d.unchecked+d.unseen > 0 || b.unsealed != nil || b.limits[0].err != nil || b.limits[1].err != nil {
+		return nil
+	}
+	told, err := b.conn.Watch()
+	if d.untold = err != nil; d.untold {
+		klog.FromContext(ctx).V(2).Info("Looking for modifications at rest too", "reason", err.Error())
+	}
+	return told
 }
 
 // checkPools has the next Checks look up elements of all pools.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"github.com/slipstream-proxy/slipstream/internal/netfilter/sock"
+	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 )
 
@@ -36,6 +37,8 @@ type Conn struct {
 	unread bool
 
 	commits *Commits
+	netns   int
+	group   *netlink.Conn // of Commits, if this connection has opened it
 }
 
 // Dial opens a socket in the network namespace of the file descriptor netns, or in the
@@ -45,7 +48,7 @@ func Dial(netns int) (*Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Conn{sock: s, rbuf: make([]byte, receiveBuffer), commits: new(Commits)}
+	c := &Conn{sock: s, rbuf: make([]byte, receiveBuffer), commits: new(Commits), netns: netns}
 	const socketBuffer = 8 << 20 // the requested size of the socket's receive queue, in bytes
 	if err := s.SetReadBuffer(socketBuffer); err != nil {
 		return nil, errors.Join(fmt.Errorf("netlink socket receive buffer: %w", err), s.Close())
@@ -56,8 +59,13 @@ func Dial(netns int) (*Conn, error) {
 	return c, nil
 }
 
-// Close closes the socket.
-func (c *Conn) Close() error { return c.sock.Close() }
+// Close closes the socket, and ends Watch.
+func (c *Conn) Close() error {
+	if c.group != nil {
+		_ = c.group.Close()
+	}
+	return c.sock.Close()
+}
 
 // Settle waits until the kernel has freed the objects that committed transactions deleted in a network namespace (given
 // as for Dial). The kernel frees them after a grace period, when no packet can use them. It waits for that when a
@@ -123,6 +131,9 @@ func (c *Conn) transact(generation uint32, commit bool, batches []*Batch) error 
 			return fmt.Errorf("netlink send buffer of %d bytes: %w", bytes, err)
 		}
 		c.wbuf = bytes
+	}
+	if commit {
+		c.commits.leave()
 	}
 	if err := sock.Commit(func() error { return sock.Send(c.raw, wire...) }); err != nil {
 		return fmt.Errorf("sending a batch of %d bytes: %w", bytes, err)
@@ -215,6 +226,10 @@ func (c *Conn) drain() {
 type Commits struct {
 	mu sync.Mutex // held during commits, and while the generation is read
 	n  uint32
+
+	group *netlink.Conn // the socket of Watch; nil before
+	told  chan struct{} // that Watch has returned; nil unless group has joined the multicast group
+	seen  uint32        // the Generation at the last Watch; 0 after a transaction
 }
 
 // Commits returns the count that the connection's transactions are added to.
@@ -227,9 +242,13 @@ func (c *Conn) Share(commits *Commits) { c.commits = commits }
 // Generation returns the number of transactions of the network namespace's ruleset, without
 // those that Commits counts: it changes when another program commits. It wraps and is never
 // 0.
-func (c *Conn) Generation() (gen uint32, err error) {
+func (c *Conn) Generation() (uint32, error) {
 	c.commits.mu.Lock()
 	defer c.commits.mu.Unlock()
+	return c.generation()
+}
+
+func (c *Conn) generation() (gen uint32, err error) {
 	err = c.request(unix.NFT_MSG_GETGEN, 0, unix.AF_UNSPEC, nil, func(body []byte) {
 		gen = be32(Attr(body, unix.NFTA_GEN_ID))
 	})
@@ -238,3 +257,73 @@ func (c *Conn) Generation() (gen uint32, err error) {
 
 // NextGeneration returns the generation after one more transaction of another program.
 func NextGeneration(generation uint32) uint32 { return max(generation+1, 1) }
+
+// Watch returns a channel that is closed at the next transaction in the network namespace, of any program, or if it
+// might miss one. It is nil if another program has committed since the last call, so what was read between two calls
+// still holds. Only one of the connections that share their Commits may watch. The error is for good.
+//
+// While a program watches, the kernel describes all objects of a transaction: nft -f with 10,000 elements took 1.1 times
+// as long, and iptables-nft-restore with 5,000 rules 1.2 times. So Watch leaves the multicast group before each
+// transaction that Commits counts, and after the first one of another program.
+func (c *Conn) Watch() (told <-chan struct{}, err error) {
+	m := c.commits
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.group == nil {
+		err = c.listen()
+	}
+	if err == nil && m.told == nil {
+		err = m.group.JoinGroup(unix.NFNLGRP_NFTABLES)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("notifications of nf_tables: %w", err)
+	}
+	if m.told == nil {
+		m.told = make(chan struct{})
+	}
+	generation, err := c.generation() // after joining, so that none is missed
+	if err != nil || generation != m.seen {
+		m.leave()
+	}
+	m.seen = generation
+	return m.told, err
+}
+
+// listen leaves the group when the kernel has sent the end of a transaction, a message of its own, or has lost it (ENOBUFS).
+func (c *Conn) listen() (err error) {
+	if c.group, err = sock.Dial(unix.NETLINK_NETFILTER, "nf_tables", netlink.Config{NetNS: c.netns}); err != nil {
+		return err
+	}
+	end := binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN))
+	filter, _ := bpf.Assemble([]bpf.Instruction{
+		bpf.LoadAbsolute{Off: 4, Size: 2}, bpf.JumpIf{Val: uint32(end), SkipFalse: 1}, bpf.RetConstant{Val: 1 << 16}, bpf.RetConstant{},
+	})
+	raw, err := c.group.SyscallConn()
+	if err = errors.Join(err, c.group.SetBPF(filter)); err != nil {
+		return err
+	}
+	m := c.commits
+	m.group = c.group
+	go func() {
+		for err := error(nil); err == nil; {
+			if _, err = sock.Receive(raw, make([]byte, 1), true); errors.Is(err, unix.ENOBUFS) { // the rest is dropped
+				err = nil
+			} else if err != nil {
+				_ = m.group.Close() // so that joining again fails
+			}
+			m.mu.Lock()
+			m.leave()
+			m.mu.Unlock()
+		}
+	}()
+	return nil
+}
+
+// leave leaves the group, and tells.
+func (m *Commits) leave() {
+	if m.told != nil {
+		_ = m.group.LeaveGroup(unix.NFNLGRP_NFTABLES) // fails only if the socket is closed
+		close(m.told)
+		m.told, m.seen = nil, 0
+	}
+}
