@@ -208,8 +208,8 @@ func (w *watched) untilReady(ctx context.Context) error {
 	for {
 		quiet := time.NewTimer(100 * time.Millisecond)
 		select {
-		case batch := <-w.Events:
-			for _, e := range batch {
+		case <-w.Events.Ready:
+			for _, e := range w.Events.Take() {
 				w.synced = w.synced || e.Type == source.Synced
 				if n, ok := e.Object.(*corev1.Node); ok {
 					w.hasNode = w.hasNode || n.Name == w.node

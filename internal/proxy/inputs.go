@@ -18,7 +18,7 @@ import (
 
 // Inputs deliver the objects of a source and the addresses of this node.
 type Inputs struct {
-	Events    chan []source.Event
+	Events    *source.Queue
 	Addresses chan []netip.Addr
 	Failed    chan error // why one of them ended
 
@@ -26,36 +26,34 @@ type Inputs struct {
 	running sync.WaitGroup
 }
 
-// waitingBatches is how many batches of events are queued during a sync before the source
-// blocks.
-const waitingBatches = 2
-
 // Listen starts inputs, which run until ctx ends or Stop is called. addresses is
 // [Options.NodeAddresses].
 func Listen(ctx context.Context, objects source.Source, addresses func(context.Context, func([]netip.Addr)) error) *Inputs {
 	ctx, cancel := context.WithCancel(ctx)
 	in := &Inputs{
-		Events:    make(chan []source.Event, waitingBatches),
+		Events:    source.NewQueue(ctx),
 		Addresses: make(chan []netip.Addr),
 		Failed:    make(chan error, 2),
 		cancel:    cancel,
 	}
-	forward(ctx, in, "source of objects", in.Events, objects.Run)
+	in.run(ctx, "source of objects", func() error { return objects.Run(ctx, in.Events.Put) })
 	if addresses != nil {
-		forward(ctx, in, "addresses of this node", in.Addresses, addresses)
+		in.run(ctx, "addresses of this node", func() error {
+			return addresses(ctx, func(all []netip.Addr) {
+				select {
+				case in.Addresses <- all:
+				case <-ctx.Done():
+				}
+			})
+		})
 	}
 	return in
 }
 
-// forward starts run in a goroutine and sends the values that it delivers to c.
-func forward[T any](ctx context.Context, in *Inputs, name string, c chan<- T, run func(context.Context, func(T)) error) {
+// run runs an input in a goroutine.
+func (in *Inputs) run(ctx context.Context, name string, input func() error) {
 	in.running.Go(func() {
-		err := run(ctx, func(v T) {
-			select {
-			case c <- v:
-			case <-ctx.Done():
-			}
-		})
+		err := input()
 		if err == nil && ctx.Err() == nil {
 			err = errors.New("it ended")
 		}

@@ -201,8 +201,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 			return nil
 		case err := <-in.Failed:
 			return err
-		case batch := <-in.Events:
-			p.applyBatch(batch)
+		case <-in.Events.Ready:
 		case addrs := <-in.Addresses:
 			p.state.SetNodeAddresses(addrs)
 			p.addressed = true
@@ -237,7 +236,9 @@ func (p *Proxy) Run(ctx context.Context) error {
 		case inspect := <-p.inspections:
 			inspect()
 		}
-		p.takeWaiting(in.Events)
+		if batch := in.Events.Take(); len(batch) > 0 { // also those that came during the last sync
+			p.applyBatch(batch)
+		}
 		if f, lacks := p.state.LacksPrimary(); lacks { // kube-proxy ends too
 			return fmt.Errorf("the family of this node's primary address, %s, is not served", f)
 		}
@@ -271,19 +272,6 @@ func (p *Proxy) wait() time.Duration {
 		p.lookFailed.Log(p.log, err, "Could not see which programs read the ruleset, so updates leave gaps for them")
 	}
 	return wait
-}
-
-// takeWaiting takes the batches that were queued during the last sync, so that they are
-// programmed together.
-func (p *Proxy) takeWaiting(events <-chan []source.Event) {
-	for range waitingBatches {
-		select {
-		case batch := <-events:
-			p.applyBatch(batch)
-		default:
-			return
-		}
-	}
 }
 
 // applyBatch applies events, and holds those of namespaces of which the kernel has a part of a large change only, the

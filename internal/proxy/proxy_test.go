@@ -228,7 +228,7 @@ func TestEventsDuringASyncAreOne(t *testing.T) {
 		l.set(func() { l.busy = busy })
 		l.events <- []source.Event{service(1)}
 		l.wait("full", "change +s1")
-		for i := 2; i < 2+4*waitingBatches; i += 4 { // as many as can wait
+		for i := 2; i < 10; i += 4 {
 			l.events <- []source.Event{service(i), service(i + 1), service(i + 2), service(i + 3)}
 		}
 		l.set(func() { l.busy = nil })

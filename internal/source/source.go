@@ -76,8 +76,8 @@ type Source interface {
 	// A batch is not empty and has at most one event for an object. Its events
 	// belong together. An object that has not changed is not delivered again.
 	//
-	// sink is not called concurrently, nor after Run has returned. It may block:
-	// changes meanwhile follow in a later batch.
+	// sink, which is [Queue.Put], may be called concurrently, and blocks at most until Synced.
+	// It is not called after Run has returned.
 	Run(ctx context.Context, sink func(batch []Event)) error
 }
 

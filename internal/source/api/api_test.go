@@ -394,8 +394,7 @@ func TestNoProtobuf(t *testing.T) {
 	}
 }
 
-// TestCut checks that connections that are accepted and closed are reported, though client-go makes
-// watches of them after it has tried for ten seconds.
+// TestCut checks that connections that are accepted and closed are reported.
 func TestCut(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, protobuf, service("web", "10.96.0.1"))

@@ -104,7 +104,7 @@ func (c *Client) For(gv schema.GroupVersion, types ...runtime.Object) (rest.Inte
 	if gv.Group == "" {
 		config.APIPath = "/api"
 	}
-	config.NegotiatedSerializer = sliceCodec{serializer.NewCodecFactory(scheme).WithoutConversion()}
+	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
 	client, err := rest.RESTClientForConfigAndClient(&config, c.http)
 	if err != nil {
 		return nil, fmt.Errorf("client for %s of the API server %s: %w", gv, c.config.Host, err)

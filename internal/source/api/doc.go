@@ -4,12 +4,11 @@
 // ServiceCIDRs, the Node that Slipstream runs on, and where options ask for it NetworkPolicies,
 // Namespaces, the pods of the Node, and all Nodes or their metadata. The selectors are those of kube-proxy 1.37 (kinds.go).
 //
-// The Reflector of client-go lists and watches: WatchList (KEP-3157), or a list where the
-// server does not stream, and resumption after a lost connection. Objects are delivered when
-// they are read, and only their names and versions are kept (store.go). The answer to a list
-// is decoded object by object (list.go), and EndpointSlices by code of their own, which leaves out
-// what a proxy does not use (slice.go). Events enter a queue, which a sink that blocks, for
-// example while iptables-restore waits for its lock, does not keep from growing (queue.go).
+// The Reflector of client-go decides what to request: WatchList (KEP-3157), or a list where the
+// server does not stream, and resumption after a lost connection. Whoever reads an object delivers it
+// to the sink at once (stream.go, list.go), past the Reflector, and only names and versions are
+// kept (store.go). EndpointSlices are decoded by code of their own, which leaves out
+// what a proxy does not use (slice.go).
 //
 // # Failures
 //

@@ -3,6 +3,8 @@
 package api
 
 import (
+	"reflect"
+
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -40,6 +42,9 @@ func (k *kind) object(namespace, name string) source.Object {
 	o.SetName(name)
 	return o
 }
+
+// served is the kind of the objects that the API server sends.
+func (k *kind) served() string { return reflect.TypeOf(k.empty).Elem().Name() }
 
 func (k *kind) selectFrom(o *metav1.ListOptions) {
 	o.LabelSelector, o.FieldSelector = k.labels, k.fields

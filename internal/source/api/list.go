@@ -13,10 +13,13 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metainternal "k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
+
+	"github.com/slipstream-proxy/slipstream/internal/source"
 )
 
 // This file reads the answer to a list request object by object, for servers that do
@@ -30,20 +33,41 @@ const magic = "k8s\x00"
 // errNotProtobuf says that a server answers in another encoding.
 var errNotProtobuf = errors.New("the answer is not in Kubernetes' protobuf encoding")
 
-// list lists the kind, delivers each object when it is read, and returns their names.
+// list lists the kind, delivers each object when it is read, and returns a list without objects.
 func (w *watcher) list(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-	kind, of := w.kind.name+"List", ""
+	if o.Continue == "" {
+		w.store.begin()
+	}
+	read, err := w.readAll(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	if read.GetContinue() == "" {
+		w.store.end()
+	}
+	return &metainternal.List{ListMeta: metav1.ListMeta{ResourceVersion: read.GetResourceVersion(), Continue: read.GetContinue()}}, nil
+}
+
+// readAll delivers the objects of a list or of a part of it.
+func (w *watcher) readAll(ctx context.Context, o metav1.ListOptions) (metav1.ListInterface, error) {
+	kind, of := w.kind.served()+"List", ""
 	if w.kind.metadata {
-		kind, of = "PartialObjectMetadataList", metadataListOf
+		of = metadataListOf
 	}
 	accept := func(media string) *rest.Request {
 		selected := o
 		w.kind.selectFrom(&selected)
 		return w.rest.Get().Resource(w.kind.resource).VersionedParams(&selected, metav1.ParameterCodec).SetHeader("Accept", media+of)
 	}
-	list := func() (runtime.Object, error) {
+	list := func() (metav1.ListInterface, error) {
 		all := w.kind.list.DeepCopyObject()
-		return all, accept(runtime.ContentTypeJSON).Do(ctx).Into(all)
+		if err := accept(runtime.ContentTypeJSON).Do(ctx).Into(all); err != nil {
+			return nil, err
+		}
+		return all.(metav1.ListInterface), meta.EachListItemWithAlloc(all, func(o runtime.Object) error {
+			w.store.set(o.(source.Object), true)
+			return nil
+		})
 	}
 	if !w.protobuf {
 		return list()
@@ -57,24 +81,15 @@ func (w *watcher) list(ctx context.Context, o metav1.ListOptions) (runtime.Objec
 		return nil, err
 	}
 	defer body.Close()
-	out := &metainternal.List{}
-	out.ListMeta, err = readList(body, kind, func(raw []byte) error {
+	meta, err := readList(body, kind, func(raw []byte) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 		object := w.kind.object("", "")
-		var err error
-		switch o := object.(type) {
-		case *discoveryv1.EndpointSlice:
-			err = unmarshalSlice(raw, o)
-		case interface{ Unmarshal([]byte) error }:
-			err = o.Unmarshal(raw)
+		err := unmarshal(raw, object)
+		if err == nil {
+			w.store.set(object, true)
 		}
-		if err != nil {
-			return err
-		}
-		name, err := w.store.set(object, true)
-		out.Items = append(out.Items, name)
 		return err
 	})
 	if errors.Is(err, errNotProtobuf) {
@@ -83,7 +98,15 @@ func (w *watcher) list(ctx context.Context, o metav1.ListOptions) (runtime.Objec
 	if err != nil {
 		return nil, fmt.Errorf("list of %ss: %w", w.kind.name, err)
 	}
-	return out, nil
+	return &meta, nil
+}
+
+// unmarshal decodes an object in protobuf encoding. It does not retain raw.
+func unmarshal(raw []byte, into any) error {
+	if s, is := into.(*discoveryv1.EndpointSlice); is {
+		return unmarshalSlice(raw, s)
+	}
+	return into.(interface{ Unmarshal([]byte) error }).Unmarshal(raw)
 }
 
 // readList reads a list of a kind and calls item for each object. item must not retain raw.

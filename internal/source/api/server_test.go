@@ -43,7 +43,7 @@ type server struct {
 	compacted uint64                              // earlier versions were removed
 	objects   map[string]map[string]source.Object // by resource, then by namespace/name
 	log       []logged
-	streams   map[*stream]bool
+	streams   map[*connection]bool
 	requests  []*http.Request
 	lists     map[string]int // complete ones, by resource
 
@@ -63,8 +63,8 @@ type logged struct {
 	version  uint64
 }
 
-// stream is a watch that is open.
-type stream struct {
+// connection is a watch that is open.
+type connection struct {
 	resource string
 	events   chan watch.Event // closed to end the stream
 }
@@ -78,7 +78,7 @@ func newServer(t *testing.T, media string) *server {
 	}
 	s := &server{
 		t: t, media: media, codec: serializer.NewCodecFactory(scheme), version: 10,
-		objects: map[string]map[string]source.Object{}, streams: map[*stream]bool{},
+		objects: map[string]map[string]source.Object{}, streams: map[*connection]bool{},
 		lists: map[string]int{}, refuse: map[string]int{}, cutAfter: map[string]int{},
 	}
 	s.Server = httptest.NewUnstartedServer(s)
@@ -370,7 +370,7 @@ func (s *server) serveWatch(w http.ResponseWriter, r *http.Request, group schema
 	for i := range first {
 		first[i] = copyOf(first[i])
 	}
-	st := &stream{resource, make(chan watch.Event, 10000)}
+	st := &connection{resource, make(chan watch.Event, 10000)}
 	s.streams[st] = true
 	atCut := s.atCut
 	s.mu.Unlock()

@@ -3,56 +3,14 @@
 package api
 
 import (
-	"bytes"
-
 	"google.golang.org/protobuf/encoding/protowire"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
 // This file decodes EndpointSlices. A rollout sends one of 100 endpoints for each endpoint that changes, to all
 // nodes. The generated code makes 17 allocations for each endpoint; this one makes a few for a slice: its
 // strings are parts of one, and endpoints share equal conditions and hints. Of an endpoint it leaves out what a
 // proxy does not use: hostname, targetRef and deprecatedTopology.
-
-// sliceCodec decodes EndpointSlices so.
-type sliceCodec struct{ runtime.NegotiatedSerializer }
-
-// DecoderToVersion implements runtime.NegotiatedSerializer.
-func (c sliceCodec) DecoderToVersion(d runtime.Decoder, v runtime.GroupVersioner) runtime.Decoder {
-	return sliceDecoder{c.NegotiatedSerializer.DecoderToVersion(d, v)}
-}
-
-type sliceDecoder struct{ runtime.Decoder }
-
-var (
-	sliceKind = discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice")
-
-	// sliceStart is how an EndpointSlice starts: with the TypeMeta of a runtime.Unknown.
-	sliceStart = func() []byte {
-		kind := protowire.AppendString(protowire.AppendTag(nil, 1, protowire.BytesType), sliceKind.GroupVersion().String())
-		kind = protowire.AppendString(protowire.AppendTag(kind, 2, protowire.BytesType), sliceKind.Kind)
-		return protowire.AppendBytes(protowire.AppendTag([]byte(magic), 1, protowire.BytesType), kind)
-	}()
-)
-
-// Decode implements runtime.Decoder. Whatever is not a well-formed EndpointSlice is for the generated code.
-func (d sliceDecoder) Decode(data []byte, defaults *schema.GroupVersionKind, into runtime.Object) (runtime.Object, *schema.GroupVersionKind, error) {
-	if unknown, is := bytes.CutPrefix(data, sliceStart); is && into == nil {
-		s := &discoveryv1.EndpointSlice{}
-		err := eachField(unknown, func(number protowire.Number, _, value []byte) error {
-			if number == 2 {
-				return unmarshalSlice(value, s)
-			}
-			return nil
-		})
-		if err == nil {
-			return s, &sliceKind, nil
-		}
-	}
-	return d.Decoder.Decode(data, defaults, into)
-}
 
 // unmarshalSlice decodes an EndpointSlice. It does not retain raw.
 func unmarshalSlice(raw []byte, s *discoveryv1.EndpointSlice) error {

@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -19,7 +18,6 @@ import (
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 
@@ -68,7 +66,11 @@ func inProtobuf(t testing.TB, o source.Object) []byte {
 
 // framed is an event of a watch.
 func framed(t testing.TB, event string, o source.Object) []byte {
-	out, err := (&metav1.WatchEvent{Type: event, Object: runtime.RawExtension{Raw: inProtobuf(t, o)}}).Marshal()
+	return inFrame(t, event, inProtobuf(t, o))
+}
+
+func inFrame(t testing.TB, event string, raw []byte) []byte {
+	out, err := (&metav1.WatchEvent{Type: event, Object: runtime.RawExtension{Raw: raw}}).Marshal()
 	check(t, err)
 	return append(binary.BigEndian.AppendUint32(nil, uint32(len(out))), out...)
 }
@@ -112,28 +114,6 @@ func TestSlice(t *testing.T) {
 			if failed == nil && !apiequality.Semantic.DeepEqual(stripped(&want), &got) {
 				t.Fatalf("%d of %d bytes:\n%+v, want\n%+v", size, len(raw), got, want)
 			}
-		}
-	}
-}
-
-// none is a decoder that refuses everything.
-type none struct{ runtime.Decoder }
-
-func (none) Decode([]byte, *schema.GroupVersionKind, runtime.Object) (runtime.Object, *schema.GroupVersionKind, error) {
-	return nil, nil, errors.New("not decoded")
-}
-
-// TestSliceDecoder leaves everything but whole EndpointSlices to the other decoder.
-func TestSliceDecoder(t *testing.T) {
-	want := largeSlice(1)
-	data := inProtobuf(t, want)
-	got, kind, err := sliceDecoder{none{}}.Decode(data, nil, nil)
-	if err != nil || *kind != sliceKind || !apiequality.Semantic.DeepEqual(got, stripped(want)) {
-		t.Errorf("%v %v %+v", err, kind, got)
-	}
-	for name, other := range map[string][]byte{"cut off": data[:len(data)-1], "another kind": inProtobuf(t, service("web", "10.0.0.1")), "empty": nil} {
-		if _, _, err := (sliceDecoder{none{}}).Decode(other, nil, nil); err == nil {
-			t.Errorf("%s is decoded", name)
 		}
 	}
 }

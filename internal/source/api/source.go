@@ -73,10 +73,9 @@ func (s *Source) Run(ctx context.Context, sink func([]source.Event)) error {
 	defer running.Wait()
 	defer cancel()
 
-	q := newQueue(ctx)
 	r := &run{
 		source:   s,
-		queue:    q,
+		sink:     sink,
 		options:  s.Options,
 		log:      klog.FromContext(ctx),
 		server:   s.client.config.Host,
@@ -95,22 +94,14 @@ func (s *Source) Run(ctx context.Context, sink func([]source.Event)) error {
 		}
 		running.Go(func() { w.watch(ctx) })
 	}
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-q.ready:
-			if batch := q.drain(); len(batch) > 0 {
-				sink(batch)
-			}
-		}
-	}
+	<-ctx.Done()
+	return nil
 }
 
 // run is the state that the watchers of one Run share.
 type run struct {
 	source  *Source
-	queue   *queue
+	sink    func([]source.Event)
 	options Options
 	log     klog.Logger
 	server  string
@@ -120,6 +111,8 @@ type run struct {
 	failing  map[string]bool      // kinds whose last request failed
 	reported map[string]time.Time // when a cause was reported last
 }
+
+func (r *run) put(e source.Event) { r.sink([]source.Event{e}) }
 
 // heard records that the API server has sent something.
 func (r *run) heard() { r.source.heard.Store(time.Now().UnixNano()) }
@@ -132,7 +125,7 @@ func (r *run) listed(k *kind) {
 	delete(r.missing, k.name)
 	r.mu.Unlock()
 	if last {
-		r.queue.put(source.Event{Type: source.Synced})
+		r.put(source.Event{Type: source.Synced})
 	}
 }
 

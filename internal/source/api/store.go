@@ -3,23 +3,18 @@
 package api
 
 import (
-	"fmt"
 	"strconv"
 
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/slipstream-proxy/slipstream/internal/source"
 )
 
-// store is the cache of a kind's Reflector. It delivers objects and keeps only their
-// versions. It is used by one goroutine at a time.
+// store delivers objects and keeps only their versions. It is used by one goroutine at a time.
 type store struct {
 	kind  *kind
 	put   func(source.Event)
 	full  func()           // called when all existing objects have been delivered
-	heard func()           // called at each event of a watch
 	known map[string]known // delivered objects by namespace/name
 	round uint32
 }
@@ -32,107 +27,45 @@ type known struct {
 	round   uint32 // the last complete list that had it
 }
 
-var (
-	_ cache.TransformingStore      = (*store)(nil)
-	_ cache.ResourceVersionUpdater = (*store)(nil)
-)
+// begin starts a list of all objects.
+func (s *store) begin() { s.round++ }
 
-// delivered is the name of an object that was delivered when it was read. The Reflector
-// collects it instead of the object.
-type delivered string
-
-// GetObjectKind implements runtime.Object.
-func (delivered) GetObjectKind() schema.ObjectKind { return schema.EmptyObjectKind }
-
-// DeepCopyObject implements runtime.Object.
-func (d delivered) DeepCopyObject() runtime.Object { return d }
-
-// Transformer returns a function that the Reflector applies to each initial object of a
-// stream, before it collects them for Replace. The function delivers the object, and its name
-// is collected. If the stream ends early, Replace follows a later stream.
-func (s *store) Transformer() cache.TransformFunc {
-	return func(o any) (any, error) { return s.set(o, true) }
-}
-
-// Replace takes a complete list, of objects or of names of those delivered, and deletes
-// all other objects.
-func (s *store) Replace(list []any, _ string) error {
-	s.round++
-	for i, o := range list {
-		name, done := o.(delivered)
-		if !done {
-			var err error
-			if name, err = s.set(o, true); err != nil {
-				return err
-			}
-			list[i] = nil // frees the object early
-		}
-		k := s.known[string(name)]
-		k.round = s.round
-		s.known[string(name)] = k
-	}
+// end says that a list is complete. Objects that it does not have are deleted.
+func (s *store) end() {
 	for name, k := range s.known {
 		if k.round != s.round {
 			s.deleted(name)
 		}
 	}
 	s.full()
-	return nil
 }
 
-// Add takes a new object of a watch.
-func (s *store) Add(o any) error {
-	_, err := s.set(o, false)
-	return err
-}
-
-// Update takes a changed object of a watch.
-func (s *store) Update(o any) error { return s.Add(o) }
-
-// Delete takes a deleted object of a watch, with the version of its deletion.
-func (s *store) Delete(object any) error {
-	o, ok := object.(source.Object)
-	if !ok {
-		return fmt.Errorf("%T instead of %s", object, s.kind.name)
-	}
-	name := cache.MetaObjectToName(o).String()
-	if k, ok := s.known[name]; ok && !older(versionOf(o), k.version) {
-		s.deleted(name)
-	}
-	return nil
-}
-
-// UpdateResourceVersion is called at each event of a watch. The server sends a bookmark about each
-// minute if nothing changes.
-func (s *store) UpdateResourceVersion(string) { s.heard() }
-
-// Resync does nothing, as the store has no copies to deliver again.
-func (s *store) Resync() error { return nil }
-
-// set delivers an object, unless this version was delivered, and returns its name. In a
-// watch, older versions are ignored.
-func (s *store) set(object any, listed bool) (delivered, error) {
-	o, ok := object.(source.Object)
-	if !ok {
-		return "", fmt.Errorf("%T instead of %s", object, s.kind.name)
-	}
+// set delivers an object, unless this version was delivered. In a watch, older versions are ignored.
+func (s *store) set(o source.Object, listed bool) {
 	name := cache.MetaObjectToName(o).String()
 	version := versionOf(o)
 	k, ok := s.known[name]
-	if ok && version != 0 && version == k.version || !listed && older(version, k.version) {
-		return delivered(name), nil
+	if !listed && older(version, k.version) {
+		return
 	}
-	k.version = version
-	s.known[name] = k
-	if ok && s.kind.metadata {
-		return delivered(name), nil
+	same := ok && version != 0 && version == k.version
+	s.known[name] = known{version, s.round}
+	if same || ok && s.kind.metadata {
+		return
 	}
 	o.SetManagedFields(nil) // may be most of the object
 	if s.kind.strip != nil {
 		s.kind.strip(o)
 	}
 	s.put(source.Event{Type: source.Set, Object: o})
-	return delivered(name), nil
+}
+
+// remove takes a deleted object of a watch, with the version of its deletion.
+func (s *store) remove(o source.Object) {
+	name := cache.MetaObjectToName(o).String()
+	if k, ok := s.known[name]; ok && !older(versionOf(o), k.version) {
+		s.deleted(name)
+	}
 }
 
 // deleted delivers the deletion of an object.
@@ -156,3 +89,14 @@ func versionOf(o source.Object) uint64 {
 
 // older reports whether version a is known to precede b.
 func older(a, b uint64) bool { return a != 0 && a < b }
+
+// reflected is the store that the Reflector fills. It does nothing: whoever reads an object delivers it.
+type reflected struct{}
+
+var _ cache.ReflectorStore = reflected{}
+
+func (reflected) Add(any) error               { return nil }
+func (reflected) Update(any) error            { return nil }
+func (reflected) Delete(any) error            { return nil }
+func (reflected) Replace([]any, string) error { return nil }
+func (reflected) Resync() error               { return nil }

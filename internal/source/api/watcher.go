@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"reflect"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -37,10 +36,9 @@ const backoffReset = 2 * time.Minute
 
 type watcher struct {
 	*run
-	kind   *kind
-	store  *store
-	rest   rest.Interface
-	client *cache.ListWatch
+	kind  *kind
+	store *store
+	rest  rest.Interface
 
 	protobuf bool               // lists may have protobuf encoding
 	absent   error              // why an optional kind cannot be listed
@@ -56,14 +54,7 @@ func newWatcher(r *run, c *Client, k *kind) (*watcher, error) {
 		return nil, err
 	}
 	w := &watcher{run: r, kind: k, rest: client, protobuf: c.takesProtobuf()}
-	w.client = cache.NewFilteredListWatchFromClient(client, k.resource, metav1.NamespaceAll, k.selectFrom)
-	w.store = &store{
-		kind:  k,
-		put:   r.queue.put,
-		full:  w.full,
-		heard: r.heard,
-		known: map[string]known{},
-	}
+	w.store = &store{kind: k, put: r.put, full: w.full, known: map[string]known{}}
 	return w, nil
 }
 
@@ -96,14 +87,11 @@ func (w *watcher) attempt(ctx context.Context) {
 			return list, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			stream, err := w.client.WatchWithContext(ctx, o)
-			if err == nil && reflect.TypeOf(stream) == reflect.TypeOf(watch.NewEmptyWatch()) {
-				stream, err = nil, errNoAnswer
-			}
+			stream, err := w.open(ctx, o)
 			w.requested(ctx, &o, err)
 			return stream, err
 		},
-	}, w.kind.object("", ""), w.store, cache.ReflectorOptions{Logger: &w.log, Name: w.kind.name, Backoff: &again, Clock: endingClock{ctx: ctx}})
+	}, w.kind.object("", ""), reflected{}, cache.ReflectorOptions{Logger: &w.log, Name: w.kind.name, Backoff: &again, Clock: endingClock{ctx: ctx}})
 
 	// The Reflector's own loop would log each error again.
 	relist := backoff

@@ -87,7 +87,18 @@ func (w *world) start() *world {
 	ctx, cancel := context.WithCancel(w.t.Context())
 	w.cancel = cancel
 	w.source = New(w.client, w.options)
-	go func() { w.done <- w.source.Run(ctx, w.sink) }()
+	q := source.NewQueue(ctx)
+	go func() { w.done <- w.source.Run(ctx, q.Put) }()
+	go func() {
+		for {
+			select {
+			case <-q.Ready:
+				w.sink(q.Take())
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
 	w.t.Cleanup(w.stop)
 	return w
 }
@@ -119,12 +130,12 @@ func (w *world) sink(batch []source.Event) {
 	w.seeing.Lock()
 	defer w.seeing.Unlock()
 	w.blocked = false
-	seen := map[ref]bool{}
+	seen := map[string]bool{}
 	for _, e := range batch {
 		if e.Object == nil {
 			continue
 		}
-		r := ref{source.Kind(e.Object), e.Object.GetNamespace(), e.Object.GetName()}
+		r := source.Name(e.Object)
 		if seen[r] {
 			w.t.Errorf("two events for %v in a batch", r)
 		}

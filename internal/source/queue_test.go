@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package api
+package source
 
 import (
 	"context"
@@ -9,25 +9,37 @@ import (
 	"testing"
 	"time"
 
-	"github.com/slipstream-proxy/slipstream/internal/source"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-func put(q *queue, t source.Type, objects ...source.Object) {
+const patience = 20 * time.Second
+
+func service(name string) Object {
+	return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}
+}
+
+func slice(name string, endpoints ...discoveryv1.Endpoint) Object {
+	return &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Endpoints: endpoints}
+}
+
+func put(q *Queue, t Type, objects ...Object) {
 	for _, o := range objects {
-		q.put(source.Event{Type: t, Object: o})
+		q.Put([]Event{{t, o}})
 	}
 }
 
 func TestQueueKeepsTheLast(t *testing.T) {
-	q := newQueue(t.Context())
-	put(q, source.Set, service("a", ""), service("b", ""), slice("a"))
-	q.put(source.Event{Type: source.Synced})
-	put(q, source.Delete, service("a", ""))
-	put(q, source.Set, node("a", ""))
+	q := NewQueue(t.Context())
+	put(q, Set, service("a"), service("b"), slice("a"))
+	q.Put([]Event{{Type: Synced}})
+	put(q, Delete, service("a"))
+	put(q, Set, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}})
 	want := []string{"Delete Service default/a", "Set Service default/b", "Set EndpointSlice default/a", "Synced", "Set Node a"}
 	for _, want := range [][]string{want, nil} {
 		var got []string
-		for _, e := range q.drain() {
+		for _, e := range q.Take() {
 			got = append(got, e.String())
 		}
 		if !slices.Equal(got, want) {
@@ -39,12 +51,12 @@ func TestQueueKeepsTheLast(t *testing.T) {
 // TestQueueKeepsReading: once it is synced, put does not wait, and the queue holds one
 // version of each object.
 func TestQueueKeepsReading(t *testing.T) {
-	q := newQueue(t.Context())
-	q.put(source.Event{Type: source.Synced})
+	q := NewQueue(t.Context())
+	q.Put([]Event{{Type: Synced}})
 	done := make(chan int)
 	go func() {
 		for i := range 3 * queueLimit {
-			put(q, source.Set, slice(fmt.Sprint(i%queueLimit), "10.0.0.1"))
+			put(q, Set, slice(fmt.Sprint(i%queueLimit), discoveryv1.Endpoint{}))
 		}
 		close(done)
 	}()
@@ -53,7 +65,7 @@ func TestQueueKeepsReading(t *testing.T) {
 	case <-time.After(patience):
 		t.Fatal("put waits")
 	}
-	if n := len(q.drain()); n != queueLimit+1 {
+	if n := len(q.Take()); n != queueLimit+1 {
 		t.Errorf("%d events wait, want %d", n, queueLimit+1)
 	}
 }
@@ -63,11 +75,11 @@ func TestQueueKeepsReading(t *testing.T) {
 func TestQueueIsBounded(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	q := newQueue(ctx)
+	q := NewQueue(ctx)
 	done := make(chan int)
 	filler := func() {
 		for i := range queueLimit { // each counts twice
-			put(q, source.Set, slice(fmt.Sprint(i), "10.0.0.1"))
+			put(q, Set, slice(fmt.Sprint(i), discoveryv1.Endpoint{}))
 		}
 		done <- 0
 	}
@@ -92,7 +104,7 @@ func TestQueueIsBounded(t *testing.T) {
 		}
 	}
 	waits()
-	if n := len(q.drain()); n != queueLimit/2 {
+	if n := len(q.Take()); n != queueLimit/2 {
 		t.Errorf("took %d events, want %d", n, queueLimit/2)
 	}
 	<-done

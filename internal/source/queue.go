@@ -1,43 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package api
+package source
 
 import (
 	"context"
 	"sync"
 
 	discoveryv1 "k8s.io/api/discovery/v1"
-
-	"github.com/slipstream-proxy/slipstream/internal/source"
 )
 
-// queueLimit is the weight above which a queue that is not synced makes put wait: some
+// queueLimit is the weight above which a queue that is not synced makes Put wait: some
 // megabytes of objects.
 const queueLimit = 4096
 
-// queue holds the events that wait for the sink, at most one for each object.
+// Queue holds the events of a source until they are taken, at most one for each object. It is safe for concurrent use.
 //
 // Until Synced it is bounded, so that initial objects, which arrive faster than they are
-// applied, do not all wait at once. Afterwards put does not wait: the API server closes
+// applied, do not all wait at once. Afterwards Put does not wait: the API server closes
 // watches that are not read, and the newest version of each object replaces the one that
 // waits.
-type queue struct {
-	ready chan struct{} // has an element when there may be events
+type Queue struct {
+	Ready chan struct{} // has an element while there are events
 
 	ctx    context.Context
 	mu     sync.Mutex
 	space  sync.Cond
 	synced bool
-	events []source.Event
+	events []Event
 	at     map[ref]int // index in events
 	weight int
 }
 
 type ref struct{ kind, namespace, name string }
 
-// newQueue makes a queue. When ctx ends, put no longer waits.
-func newQueue(ctx context.Context) *queue {
-	q := &queue{ready: make(chan struct{}, 1), ctx: ctx, at: map[ref]int{}}
+// NewQueue makes a queue. When ctx ends, Put no longer waits.
+func NewQueue(ctx context.Context) *Queue {
+	q := &Queue{Ready: make(chan struct{}, 1), ctx: ctx, at: map[ref]int{}}
 	q.space.L = &q.mu
 	context.AfterFunc(ctx, func() {
 		q.mu.Lock()
@@ -47,20 +45,22 @@ func newQueue(ctx context.Context) *queue {
 	return q
 }
 
-// put adds an event, which replaces a waiting one of the same object.
-func (q *queue) put(e source.Event) {
+// Put adds events, which are taken together. Each replaces one of the same object that waits.
+func (q *Queue) Put(batch []Event) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for !q.synced && q.weight >= queueLimit && q.ctx.Err() == nil {
 		q.space.Wait()
 	}
-	q.weight += weight(e)
-	if e.Type == source.Synced {
-		q.synced = true
-		q.space.Broadcast()
-		q.events = append(q.events, e)
-	} else {
-		r := ref{source.Kind(e.Object), e.Object.GetNamespace(), e.Object.GetName()}
+	for _, e := range batch {
+		q.weight += weight(e)
+		if e.Type == Synced {
+			q.synced = true
+			q.space.Broadcast()
+			q.events = append(q.events, e)
+			continue
+		}
+		r := ref{Kind(e.Object), e.Object.GetNamespace(), e.Object.GetName()}
 		if i, waits := q.at[r]; waits {
 			q.weight -= weight(q.events[i])
 			q.events[i] = e
@@ -70,14 +70,19 @@ func (q *queue) put(e source.Event) {
 		}
 	}
 	select {
-	case q.ready <- struct{}{}:
+	case q.Ready <- struct{}{}:
 	default:
 	}
 }
 
-func (q *queue) drain() []source.Event {
+// Take returns the events that wait, and removes them.
+func (q *Queue) Take() []Event {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	select {
+	case <-q.Ready:
+	default:
+	}
 	events := q.events
 	q.events, q.weight = nil, 0
 	clear(q.at)
@@ -86,7 +91,7 @@ func (q *queue) drain() []source.Event {
 }
 
 // weight is 1, and 1 for each endpoint.
-func weight(e source.Event) int {
+func weight(e Event) int {
 	if s, ok := e.Object.(*discoveryv1.EndpointSlice); ok {
 		return 1 + len(s.Endpoints)
 	}
