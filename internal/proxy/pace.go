@@ -26,6 +26,10 @@ const (
 	lookPeriod    = time.Millisecond
 	maxLookPeriod = 20 * time.Millisecond
 
+	// idlePeriod is the least time between two looks if no dump was seen in the last giveUp. So long
+	// commits disturb the first reader.
+	idlePeriod = 50 * time.Millisecond
+
 	// pause is how long a reader may take from opening its socket to a dump, and from one
 	// dump to the next.
 	pause = 5 * time.Millisecond
@@ -45,6 +49,7 @@ type pace struct {
 	held   time.Time // since when the next commit waits; zero if it does not
 
 	looked, nextLook time.Time
+	dumped           time.Time // when a look saw a dump last
 	reading          bool // what the last look found
 	readers          map[uint64]*reader
 }
@@ -93,6 +98,9 @@ func (p *pace) wait(now time.Time) (time.Duration, error) {
 		}
 		p.nextLook = now.Add(min(max(lookPeriod, 20*time.Since(now)), maxLookPeriod))
 		p.note(all, now)
+		if !p.reading && now.Sub(p.dumped) >= giveUp {
+			p.nextLook = now.Add(idlePeriod)
+		}
 	}
 	if !p.reading {
 		return 0, nil
@@ -113,6 +121,9 @@ func (p *pace) note(all []nfnl.Reader, now time.Time) {
 			r = &reader{seen: now}
 		}
 		p.readers[s.Socket] = r
+		if s.Dumping {
+			p.dumped = now
+		}
 		p.reading = r.note(s.Dumping, now, now.Sub(p.looked)) || p.reading
 	}
 	p.looked = now

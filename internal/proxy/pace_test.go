@@ -180,7 +180,7 @@ func TestWaitsForReaders(t *testing.T) {
 				go c.use(others)
 				const slack = 2 * period
 				longest, last := gaps(20001, 10*time.Second)
-				if longest < c.longest || longest > c.longest+slack {
+				if longest < max(c.longest-idlePeriod, period) || longest > c.longest+slack { // a dump may be seen so late
 					t.Errorf("the longest gap is %v, want %v", longest, c.longest)
 				}
 				if last < c.last || last > c.last+slack {
