@@ -50,7 +50,7 @@ type pace struct {
 
 	looked, nextLook time.Time
 	dumped           time.Time // when a look saw a dump last
-	reading          bool // what the last look found
+	reading          bool      // what the last look found
 	readers          map[uint64]*reader
 }
 
