@@ -3,6 +3,7 @@
 package cluster
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -174,4 +175,19 @@ func fillExternal(svc *corev1.Service, before int) {
 	svc.Spec.Ports[0].NodePort = int32(nodePort(before))
 	svc.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: loadBalancerIP(before).String()}}
 	svc.Spec.LoadBalancerSourceRanges = collect.From(sources, netip.Prefix.String)
+}
+
+// One makes one Service of a few ports, and the EndpointSlice of its endpoints, which have the same ports
+// unless these have a target.
+func One(name string, ip netip.Addr, endpoints []netip.Addr, ports ...corev1.ServicePort) (*corev1.Service, *discoveryv1.EndpointSlice) {
+	meta := metav1.ObjectMeta{Namespace: "bench", Name: name}
+	svc := &corev1.Service{ObjectMeta: meta, Spec: corev1.ServiceSpec{ClusterIP: ip.String(), ClusterIPs: []string{ip.String()}, Ports: ports}}
+	meta.Labels = map[string]string{discoveryv1.LabelServiceName: name}
+	slice := &discoveryv1.EndpointSlice{ObjectMeta: meta, AddressType: discoveryv1.AddressTypeIPv4}
+	for _, p := range ports {
+		target := cmp.Or(p.TargetPort.IntVal, p.Port)
+		slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Name: &p.Name, Protocol: new(p.Protocol), Port: &target})
+	}
+	slice.Endpoints = collect.From(endpoints, func(a netip.Addr) discoveryv1.Endpoint { return discoveryv1.Endpoint{Addresses: []string{a.String()}} })
+	return svc, slice
 }

@@ -9,7 +9,10 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
+	"time"
 
 	"github.com/safchain/ethtool"
 	"github.com/slipstream-proxy/slipstream/bench/cluster"
@@ -23,6 +26,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/socket"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 )
 
@@ -291,6 +295,91 @@ func disableAggregation(link string) error {
 	}
 	if still := enabled(); len(still) > 0 {
 		return fmt.Errorf("%v cannot be disabled", slices.Sorted(maps.Keys(still)))
+	}
+	return err
+}
+
+// useSockets attaches the programs of sockets for the client's pod, or removes them.
+func (n *network) useSockets(ctx context.Context, use bool) (err error) {
+	m := n.node
+	if !use {
+		const pause = time.Second // in which the kernel frees the maps
+		defer time.Sleep(pause)
+		return socket.Remove(m.FD())
+	}
+	dir, err := os.MkdirTemp("", "netns")
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(dir, "cni-00000000-0000-0000-0000-000000000000")
+	defer func() {
+		_ = unix.Unmount(path, unix.MNT_DETACH)
+		err = errors.Join(err, os.RemoveAll(dir))
+	}()
+	if err = os.WriteFile(path, nil, 0o600); err != nil {
+		return err
+	}
+	if err = unix.Mount(fmt.Sprintf("/proc/self/fd/%d", n.client.FD()), path, "", unix.MS_BIND, ""); err != nil {
+		return err
+	}
+	b, err := socket.New(socket.Options{NetNS: m.FD(), Pods: dir})
+	if err != nil {
+		return err
+	}
+	_, err = b.Reconcile(ctx, m.services)
+	return errors.Join(err, b.Close()) // the programs stay attached
+}
+
+const directLink = "direct"
+
+// addLink joins the pods by a link, which no route uses yet.
+func (n *network) addLink() error {
+	veth := netlink.NewVeth(netlink.LinkAttrs{Name: directLink})
+	veth.PeerName, veth.PeerNamespace = directLink, netlink.NsFd(n.server.FD())
+	if err := n.client.Netlink().LinkAdd(veth); err != nil {
+		return fmt.Errorf("link between the pods: %w", err)
+	}
+	ends := map[*lab.Pod]netlink.Link{}
+	for _, pod := range []*lab.Pod{n.client, n.server} {
+		link, err := pod.Netlink().LinkByName(directLink)
+		if err != nil {
+			return fmt.Errorf("pod %s: %s: %w", pod.Name(), directLink, err)
+		}
+		if err := pod.Netlink().LinkSetUp(link); err != nil {
+			return fmt.Errorf("pod %s: %s: %w", pod.Name(), directLink, err)
+		}
+		ends[pod] = link
+	}
+	for pod, other := range map[*lab.Pod]*lab.Pod{n.client: n.server, n.server: n.client} {
+		err := pod.Netlink().NeighSet(&netlink.Neigh{
+			LinkIndex: ends[pod].Attrs().Index, State: netlink.NUD_PERMANENT,
+			IP: other.Addr(false).AsSlice(), HardwareAddr: ends[other].Attrs().HardwareAddr,
+		})
+		if err != nil {
+			return fmt.Errorf("pod %s: neighbour %s: %w", pod.Name(), other.Name(), err)
+		}
+	}
+	return nil
+}
+
+// useLink routes the pods' packets to each other over their link, or as before.
+func (n *network) useLink(_ context.Context, use bool) (err error) {
+	for pod, other := range map[*lab.Pod]*lab.Pod{n.client: n.server, n.server: n.client} {
+		link, failed := pod.Netlink().LinkByName(directLink)
+		if failed == nil {
+			route := netlink.Route{
+				LinkIndex: link.Attrs().Index, Scope: netlink.SCOPE_LINK, Src: pod.Addr(false).AsSlice(),
+				Dst: netlink.NewIPNet(other.Addr(false).AsSlice()),
+			}
+			if use {
+				failed = pod.Netlink().RouteAdd(&route)
+			} else {
+				failed = pod.Netlink().RouteDel(&route)
+			}
+		}
+		if failed != nil {
+			err = errors.Join(err, fmt.Errorf("pod %s: route by %s: %w", pod.Name(), directLink, failed))
+		}
 	}
 	return err
 }

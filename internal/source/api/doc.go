@@ -5,10 +5,9 @@
 // Namespaces, the pods of the Node, and all Nodes or their metadata. The selectors are those of kube-proxy 1.37 (kinds.go).
 //
 // The Reflector of client-go decides what to request: WatchList (KEP-3157), or a list where the
-// server does not stream, and resumption after a lost connection. Whoever reads an object delivers it
-// to the sink at once (stream.go, list.go), past the Reflector, and only names and versions are
-// kept (store.go). EndpointSlices are decoded by code of their own, which leaves out
-// what a proxy does not use (slice.go).
+// server does not stream, and resumption after a lost connection. Whoever reads an object (stream.go, list.go)
+// delivers it to the sink at once, past the Reflector, and keeps only its name and version.
+// EndpointSlices are decoded by code of their own, which leaves out what a proxy does not use (slice.go).
 //
 // # Failures
 //
