@@ -79,23 +79,9 @@ type app struct {
 func (s *app) onClose(f func() error) { s.closers = append(s.closers, f) }
 func (s *app) onStop(f func())        { s.onClose(func() error { f(); return nil }) }
 
-// calmMonitor lets the monitoring thread of Go's runtime, the first that it starts, sleep for up to 2 ms. While the
-// process is busy, it wakes every 70 µs otherwise, which takes a fifth of the processor time of a change. It then takes
-// the processor from a goroutine, or from a system call, so much later. Without CAP_SYS_NICE, nothing changes
-// (proc_pid_timerslack_ns(5), Linux 4.6).
-func calmMonitor() {
-	if tasks, err := os.Open("/proc/self/task"); err == nil {
-		defer tasks.Close()
-		if ids, _ := tasks.Readdirnames(2); len(ids) == 2 { // the kernel lists them in the order of their creation
-			_ = os.WriteFile("/proc/"+ids[1]+"/timerslack_ns", []byte("2000000"), 0)
-		}
-	}
-}
-
 // serve runs the Service proxy until ctx ends.
 func serve(ctx context.Context, s *app) (err error) {
 	proxy.LimitGarbage()
-	calmMonitor()
 	s.log = klog.FromContext(ctx)
 	s.metrics = metrics.New()
 	s.metrics.OnBuild(version)
