@@ -171,10 +171,6 @@ func (r *run) succeeded(kind string) {
 	}
 }
 
-// errNoAnswer stands for a connection that ends early. client-go hides it behind a watch
-// without events.
-var errNoAnswer = errors.New("the connection ended before an answer came")
-
 // maxCause is the maximum length of a cause in bytes: the answer of another server can be a
 // whole web page.
 const maxCause = 300
@@ -194,7 +190,7 @@ func causeOf(err error) string {
 	case ofStream:
 		text = "the API server ended the request: " + stream.Code.String()
 	case utilnet.IsProbableEOF(err):
-		text = errNoAnswer.Error()
+		text = "the connection ended before an answer came"
 	}
 	if len(text) > maxCause {
 		text = text[:maxCause] + "..."

@@ -41,12 +41,12 @@ type stream struct {
 	count   int
 }
 
-// open starts a watch.
+// open starts a watch, which does not count for the limit on the rate of requests, as with client-go.
 func (w *watcher) open(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 	o.Watch = true
 	w.kind.selectFrom(&o)
 	ctx, cancel := context.WithCancel(ctx)
-	body, err := w.rest.Get().Resource(w.kind.resource).VersionedParams(&o, metav1.ParameterCodec).Stream(ctx)
+	body, err := w.rest.Get().Throttle(nil).Resource(w.kind.resource).VersionedParams(&o, metav1.ParameterCodec).Stream(ctx)
 	if err != nil {
 		cancel()
 		return nil, err

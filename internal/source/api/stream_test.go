@@ -10,6 +10,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
+	componentbase "k8s.io/component-base/config/v1alpha1"
 
 	"github.com/slipstream-proxy/slipstream/internal/source"
 )
@@ -150,6 +152,53 @@ func TestResumes(t *testing.T) {
 			w.settled()
 			w.expect()
 			w.stop()
+		}
+	}
+}
+
+// TestCutShortly cuts connections for a moment: nothing is listed again.
+func TestCutShortly(t *testing.T) {
+	w := newWorld(t, protobuf, service("a", "10.96.0.1")).start()
+	w.expect("Set Service default/a", "Synced")
+	w.allWatch()
+	time.Sleep(1100 * time.Millisecond) // the Reflector lists again after shorter watches without events
+	before := len(w.query("services"))
+	w.change(func() { w.down = true })
+	w.hangUp()
+	w.eventually("an attempt", func() bool { return len(w.query("services")) > before })
+	w.change(func() { w.down = false })
+	w.allWatch()
+	if n := w.listings("services"); n != 1 {
+		t.Errorf("Services were listed %d times, want once", n)
+	}
+}
+
+// TestWatchesAreNotLimited allows no more requests than lists.
+func TestWatchesAreNotLimited(t *testing.T) {
+	w := newWorld(t, protobuf)
+	w.noStreaming = true
+	w.client = w.newClient(componentbase.ClientConnectionConfiguration{QPS: 1e-4, Burst: 4}, w.URL)
+	w.start()
+	w.allWatch()
+}
+
+// TestSinkAfterRun ends the source while an object is being delivered.
+func TestSinkAfterRun(t *testing.T) {
+	for _, noStreaming := range []bool{false, true} {
+		w := newWorld(t, protobuf, service("a", "10.96.0.1"))
+		w.noStreaming = noStreaming
+		ctx, cancel := context.WithCancel(t.Context())
+		var delivering atomic.Bool
+		err := New(w.client, w.options).Run(ctx, func(batch []source.Event) {
+			if batch[0].Object != nil {
+				delivering.Store(true)
+				cancel()
+				time.Sleep(200 * time.Millisecond)
+				delivering.Store(false)
+			}
+		})
+		if err != nil || delivering.Load() {
+			t.Errorf("Run returned %v, delivering: %v", err, delivering.Load())
 		}
 	}
 }

@@ -4,13 +4,17 @@ package api
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
+	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
@@ -41,6 +45,7 @@ type watcher struct {
 	rest  rest.Interface
 
 	protobuf bool               // lists may have protobuf encoding
+	listing  sync.Mutex         // held during a list, for which the Reflector does not wait when its context ends
 	absent   error              // why an optional kind cannot be listed
 	giveUp   context.CancelFunc // ends the current attempt
 }
@@ -78,10 +83,16 @@ func (w *watcher) watch(ctx context.Context) {
 // attempt watches until ctx ends or an optional kind cannot be listed.
 func (w *watcher) attempt(ctx context.Context) {
 	ctx, w.giveUp = context.WithCancel(ctx)
-	defer w.giveUp()
+	defer func() {
+		w.giveUp()
+		w.listing.Lock()
+		defer w.listing.Unlock()
+	}()
 	again := backoff
 	r := cache.NewReflectorWithOptions(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			w.listing.Lock()
+			defer w.listing.Unlock()
 			list, err := w.list(ctx, o)
 			w.requested(ctx, &o, err)
 			return list, err
@@ -89,6 +100,9 @@ func (w *watcher) attempt(ctx context.Context) {
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			stream, err := w.open(ctx, o)
 			w.requested(ctx, &o, err)
+			if o.SendInitialEvents == nil && (utilnet.IsProbableEOF(err) || utilnet.IsTimeout(err)) {
+				err = errors.Join(unix.ECONNREFUSED, err) // after which the Reflector watches again, and does not list
+			}
 			return stream, err
 		},
 	}, w.kind.object("", ""), reflected{}, cache.ReflectorOptions{Logger: &w.log, Name: w.kind.name, Backoff: &again, Clock: endingClock{ctx: ctx}})
