@@ -93,6 +93,9 @@ func (w *watcher) attempt(ctx context.Context) {
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			w.listing.Lock()
 			defer w.listing.Unlock()
+			if err := ctx.Err(); err != nil {
+				return nil, err // the next attempt may run
+			}
 			list, err := w.list(ctx, o)
 			w.requested(ctx, &o, err)
 			return list, err
