@@ -89,17 +89,15 @@
 // (ctnetlink_dump_info). An entry of UDP that was offloaded within two seconds of its
 // creation is not assured, and among the first to be evicted from a full table.
 //
-// Timeouts of entries. An entry gets a timeout of a day when its flow is created
-// (flow_offload_add), and again when less than five minutes are left
-// (nf_flow_table_extend_ct_timeout). When the flow ends, the entry keeps the rest of the day,
-// or gets conntrack's timeout for its state if that is shorter (flow_offload_fixup_ct). So a
-// connection that becomes idle after 23 hours and 50 minutes loses its entry and its NAT ten
-// minutes later. Kernels with a bug in that function (6.18 with and without it exist) never
-// extend the day, because they compare the remaining time with a point in time; a longer
-// connection then loses its entry while it is busy. That cannot be detected on a connection
-// in use; TestFactEntriesLive reports it by letting an entry expire. For both, all
-// connections take the slow path once an hour, which starts another day (Config.Refresh,
-// TestRefresh).
+// Timeouts of entries. An entry gets a timeout of a day when its flow is created (flow_offload_add), and
+// again when less than five minutes are left (nf_flow_table_extend_ct_timeout; Linux 6.1: half a day,
+// gc_worker). When the flow ends, the entry keeps the rest of the day, or gets conntrack's timeout for
+// its state if that is shorter (flow_offload_fixup_ct). So a connection that becomes idle after 23 hours
+// and 50 minutes loses its entry and its NAT ten minutes later. Kernels with a bug in that function (6.18
+// with and without it exist) never extend the day, because they compare the remaining time with a point
+// in time; a longer connection then loses its entry while it is busy. That cannot be detected on a
+// connection in use; TestFactEntriesLive reports it by letting an entry expire. For both, all connections
+// take the slow path once an hour, which starts another day (Config.Refresh, TestRefresh).
 //
 // Devices. NEWFLOWTABLE adds devices to an existing flowtable, and DELFLOWTABLE with devices
 // removes them. Neither affects flows. So the flows of a removed device keep one fast

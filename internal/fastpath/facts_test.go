@@ -153,16 +153,18 @@ func TestFactEntriesLive(t *testing.T) {
 	}
 }
 
-// TestFactRestOfTheDay silences a connection that has been offloaded for nearly a day. Its
+// TestFactRestOfTheDay silences a connection that has been offloaded for a part of a day. Its
 // entry only has the rest of that day; another packet on the slow path would give it another
-// day.
+// day. The rest is more than half a day, because some kernels (6.1) give any less another day from time
+// to time, while the connection is offloaded.
 func TestFactRestOfTheDay(t *testing.T) {
+	const rest = 50_000 // seconds
 	for _, refreshed := range []bool{false, true} {
 		t.Run(fmt.Sprintf("refreshed=%t", refreshed), func(t *testing.T) {
 			w := newWorld(t, Config{Threshold: 3, Refresh: -1})
 			s := w.streamFrom(w.client, lab.TCP, web, false, 200*time.Millisecond)
 			w.fast(s)
-			w.expire(s, 1000)
+			w.expire(s, rest)
 			if refreshed {
 				w.check(w.Flush(w.t.Context(), Flush{All: true}))
 			}
@@ -176,7 +178,7 @@ func TestFactRestOfTheDay(t *testing.T) {
 			w.check2(w.client.Run(t.Context(), "ip", "route", "add", "blackhole", s.to.Addr().String()))
 			w.check2(w.web[0].Run(t.Context(), "ip", "route", "add", "blackhole", w.client.Addr(false).String()))
 			w.until("the flow is idle", func() bool { _, is := s.flow(); return !is })
-			if left := w.timeout(s); (left > 1000) != refreshed || left < 900 {
+			if left := w.timeout(s); (left > rest) != refreshed || left < rest-100 {
 				t.Errorf("the entry stays for %d s", left)
 			}
 		})
