@@ -134,7 +134,7 @@ func checkSequence(input []byte) error {
 			return fmt.Errorf("contested frontends %s: counted %s, are %s", name, counted, is)
 		}
 	}
-	return checkResidue(s, &objects)
+	return checkResidue(s)
 }
 
 // checkEjected returns an error if a pool leaves out more than half of the endpoints, or one of a Service that does not have that.
@@ -204,7 +204,7 @@ func checkReported(s *State, kernel *model) error {
 
 // checkResidue returns an error if a State retains removed endpoints, or anything after
 // all objects are deleted.
-func checkResidue(s *State, objects *desiredtest.Objects) error {
+func checkResidue(s *State) error {
 	for _, p := range s.pools {
 		if p == nil {
 			continue
@@ -215,7 +215,14 @@ func checkResidue(s *State, objects *desiredtest.Objects) error {
 			}
 		}
 	}
-	objects.Clear(s)
+	for i := range 10 {
+		s.DeleteService("ns", fmt.Sprint("svc", i))
+		s.DeleteEndpointSlice("ns", fmt.Sprint("slice", i))
+		s.DeleteServiceCIDR(fmt.Sprint("cidr", i))
+		s.DeletePod("ns", fmt.Sprint("pod", i))
+	}
+	s.DeleteNamespace("ns")
+	s.DeleteNode("there")
 	for s.Change(); s.Pending(); {
 		s.Change()
 	}

@@ -356,7 +356,15 @@ func testOwnCommits(t *testing.T, engine Engine) {
 		w.check(w.Check(t.Context()))
 		return dumps() - before
 	}
+	rests := func(want bool) {
+		t.Helper()
+		if got := w.Rests(); got != want {
+			t.Errorf("it rests: %v, want %v", got, want)
+		}
+	}
+	rests(false)
 	check()
+	rests(engine == Flowtable)
 	for i := range 5 {
 		w.endpoints(web, w.web[i%2])
 		w.apply()
@@ -371,7 +379,17 @@ func testOwnCommits(t *testing.T, engine Engine) {
 		w.check(w.links.LinkDel(link))
 		w.has("eth0 veth1 veth2 veth3")
 	}
+	w.proxy.Watch(t.Context())
+	told := w.proxy.Watch(t.Context())
+	if told == nil {
+		t.Fatal("the kernel does not tell")
+	}
+	if n := check(); n > 0 {
+		t.Errorf("%d dumps at rest", n)
+	}
+	rests(engine == Flowtable)
 	w.nft("add table inet another")
+	<-told
 	if check() == 0 {
 		t.Error("no dump after a commit of another program")
 	}

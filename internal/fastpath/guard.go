@@ -54,6 +54,13 @@ func (c *Controller) Check(context.Context) error {
 	return nil
 }
 
+// Rests reports whether Check would do nothing until another program commits to nf_tables.
+func (c *Controller) Rests() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.Off() || c.config.Engine == Flowtable && c.guard.generation != 0 && len(c.guard.unchecked) == 0
+}
+
 // checkGeneration checks the table if another program has committed.
 func (c *Controller) checkGeneration() error {
 	generation, err := c.conn.Generation()

@@ -169,6 +169,14 @@ func (p *Proxy) checkFastPath(ctx context.Context) {
 	})
 }
 
+// followersRest reports whether nothing is to be done for them until they have a change, or another program commits to
+// nf_tables.
+func (p *Proxy) followersRest() bool {
+	o, f := &p.options, &p.fastPath
+	r, rests := o.FastPath.(interface{ Rests() bool }) // see fastpath.Controller
+	return o.Sockets == nil && !p.policies.changed.Load() && (o.FastPath == nil || rests && f.ready && f.done == nil && r.Rests())
+}
+
 // Follower receives changes that the dataplane has programmed. Services do not depend on it: without it,
 // or if it fails, the dataplane serves all connections.
 type Follower interface {
@@ -266,6 +274,15 @@ func (c *policies) noteLabels(e source.Event) bool {
 	}
 	c.labels[key] = maphash.String(c.seed, fmt.Sprint(o.GetLabels())) // in order
 	return known && was != c.labels[key]
+}
+
+// policyChanged has checkPolicies call it, also at rest.
+func (p *Proxy) policyChanged() {
+	if p.policies.changed.Store(true); p.told != nil {
+		now := make(chan struct{})
+		close(now)
+		p.told = now
+	}
 }
 
 // checkPolicies calls Options.PolicyChanged if it is due.

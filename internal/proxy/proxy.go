@@ -353,11 +353,11 @@ func (p *Proxy) note(e source.Event, changed bool) {
 		}
 	case *networkingv1.NetworkPolicy:
 		if p.synced {
-			p.policies.changed.Store(true)
+			p.policyChanged()
 		}
 	case *corev1.Pod, *corev1.Namespace:
 		if p.options.PolicyChanged != nil && p.policies.noteLabels(e) && p.synced {
-			p.policies.changed.Store(true)
+			p.policyChanged()
 		}
 	case *corev1.Node:
 		if o.Name == p.options.NodeName {
@@ -585,11 +585,10 @@ func (p *Proxy) check(ctx context.Context) {
 		p.full = true
 	case ctx.Err() == nil:
 		p.checkFailed.Log(p.log, err, "Could not check the programmed content")
-		o, others := &p.options, p.pending || p.state.Warming() || !p.leftOut.IsZero()
 		w, tells := p.backend.(interface {
 			Watch(context.Context) <-chan struct{}
 		}) // see nftables.Dataplane
-		if tells && err == nil && !others && o.FastPath == nil && o.Sockets == nil && o.PolicyChanged == nil {
+		if others := p.pending || p.state.Warming() || !p.leftOut.IsZero(); tells && err == nil && !others && p.followersRest() {
 			p.told = w.Watch(ctx)
 		}
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/slipstream-proxy/slipstream/internal/source"
 	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 	"github.com/slipstream-proxy/slipstream/test/kernel/lab"
+	networkingv1 "k8s.io/api/networking/v1"
 )
 
 // watcher is a recorder that tells when a check is due. After it has told, it has to be checked twice.
@@ -57,12 +58,22 @@ func (nothing) Reconcile(context.Context, *desired.Change) (s dataplane.Stats, e
 func (nothing) Apply(context.Context, *desired.Change) (s dataplane.Stats, err error)     { return }
 func (nothing) Check(context.Context) error                                               { return nil }
 
+// resting says whether it rests.
+type resting struct {
+	nothing
+	rests bool
+}
+
+func (r resting) Rests() bool { return r.rests }
+
 // TestRest counts checks while the dataplane tells when they are due, and while something else is checked too.
 func TestRest(t *testing.T) {
 	const period = time.Second
+	policies := 0
 	for name, o := range map[string]Options{
-		"rests": {}, "fast path": {FastPath: nothing{}}, "sockets": {Sockets: nothing{}},
-		"policies": {PolicyChanged: func(context.Context) error { return nil }},
+		"rests": {}, "rests with a fast path": {FastPath: resting{rests: true}},
+		"fast path": {FastPath: nothing{}}, "busy fast path": {FastPath: resting{}}, "sockets": {Sockets: nothing{}},
+		"rests with policies": {PolicyChanged: func(context.Context) error { policies++; return nil }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -88,7 +99,7 @@ func TestRest(t *testing.T) {
 				l.events <- []source.Event{service(1), synced}
 				checked(1*period, 1)
 				checked(2*period, 1) // the second one has it rest
-				if name != "rests" {
+				if !strings.HasPrefix(name, "rests") {
 					checked(30*period, 28)
 					return
 				}
@@ -119,6 +130,24 @@ func TestRest(t *testing.T) {
 				checked(64*period, 0) // rests
 				l.events <- []source.Event{service(2)}
 				l.wait("full +s1", "full +s1", "change +s2")
+				if o.PolicyChanged == nil {
+					return
+				}
+				changed := []source.Event{{Type: source.Set, Object: &networkingv1.NetworkPolicy{}}}
+				called := func(want int, later time.Duration) {
+					t.Helper()
+					time.Sleep(later)
+					synctest.Wait()
+					if policies != want {
+						t.Errorf("PolicyChanged was called %d times, want %d", policies, want)
+					}
+				}
+				time.Sleep(20 * period)
+				l.events <- changed
+				called(1, period) // at rest
+				l.events <- changed
+				called(1, policyPause-2*period)
+				called(2, 2*period)
 			})
 		})
 	}

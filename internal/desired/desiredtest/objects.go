@@ -422,22 +422,3 @@ func add[T any](sets *[]func(), set func(*T), objects ...*T) {
 		}
 	}
 }
-
-// Clear deletes all objects, here and in the state.
-func (o *Objects) Clear(s State) {
-	for i := range services {
-		s.DeleteService("ns", fmt.Sprint("svc", i))
-	}
-	for i := range slices {
-		s.DeleteEndpointSlice("ns", fmt.Sprint("slice", i))
-	}
-	for i := range cidrs {
-		s.DeleteServiceCIDR(fmt.Sprint("cidr", i))
-	}
-	for i := range pods {
-		s.DeletePod("ns", fmt.Sprint("pod", i))
-	}
-	s.DeleteNamespace("ns")
-	s.DeleteNode(otherNode)
-	*o = Objects{}
-}

@@ -242,10 +242,14 @@ func (c *Conn) Share(commits *Commits) { c.commits = commits }
 
 // Generation returns the number of transactions of the network namespace's ruleset, without
 // those that Commits counts: it changes when another program commits. It wraps and is never
-// 0.
+// 0. While Watch would tell of a transaction, it is known without a request.
 func (c *Conn) Generation() (uint32, error) {
-	c.commits.mu.Lock()
-	defer c.commits.mu.Unlock()
+	m := c.commits
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.told != nil {
+		return m.seen, nil
+	}
 	return c.generation()
 }
 

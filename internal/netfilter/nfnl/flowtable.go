@@ -118,7 +118,7 @@ func (b *Batch) devices(typ uint16, devices []Device) {
 // not fit into an answer of 32 KiB, which is about 1,600 devices.
 func (c *Conn) Flowtables(t Table) ([]Flowtable, error) {
 	// The size of an answer depends on the size of previous reads, so the first answer on a socket would be smaller.
-	if _, err := c.Generation(); err != nil {
+	if err := c.request(unix.NFT_MSG_GETGEN, 0, unix.AF_UNSPEC, nil, func([]byte) {}); err != nil {
 		return nil, err
 	}
 	return list(c, msgGetFlowtable, t, "", func(body []byte) Flowtable {

@@ -74,6 +74,9 @@ func TestWatch(t *testing.T) {
 	}
 	defer shares.Close()
 	shares.Share(c.Commits())
+	closed := dialAgain(t, ns)
+	closed.Share(c.Commits())
+	_ = closed.Close()
 	nft := func(command string) {
 		t.Helper()
 		if out, err := ns.Run(t.Context(), "nft", command); err != nil {
@@ -129,8 +132,14 @@ func TestWatch(t *testing.T) {
 		t.Errorf("after a transaction of this process, Watch returned %v, %v", told, err)
 	}
 	nft("add table ip another")
-	if told := watches(t, c); told == nil {
-		t.Error("it never watches again")
+	watches(t, c)
+	want, err := c.Generation()
+	if got, failed := closed.Generation(); got != want || err != nil || failed != nil {
+		t.Errorf("generation %d (%v), and %d without a request (%v)", want, err, got, failed)
+	}
+	commit(t, c, addAndDelete)
+	if _, err := closed.Generation(); err == nil {
+		t.Error("the generation is known without a request, although none is told of")
 	}
 }
 
