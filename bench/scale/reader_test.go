@@ -110,6 +110,7 @@ func BenchmarkReader(b *testing.B) {
 		check(err)
 		m.samples = all[1]
 		m.reads(b, check)
+		m.changesRead(b, check)
 		check(m.node.remove(b.Context()))
 	}
 	for _, s := range []string{started.Name, startCPU.Name, changeCPU.Name, resting.Name, peakStart.Name} {
@@ -118,7 +119,7 @@ func BenchmarkReader(b *testing.B) {
 	}
 }
 
-// reads measures a reader on the node.
+// reads starts a reader on the node, and waits until it has all objects.
 func (m *measurement) reads(b *testing.B, check func(error)) {
 	bench.Quiet(b.Context())
 	access, err := m.site.Plane.NewAccess(b.Context(), m.dir, "reader-"+m.node.Name())
@@ -131,18 +132,22 @@ func (m *measurement) reads(b *testing.B, check func(error)) {
 		check(bench.Sleep(b.Context(), time.Millisecond))
 	}
 	m.samples.Add(started.Name, float64(time.Since(begin)))
+}
+
+// changesRead measures what a reader takes for changes, and ends it.
+func (m *measurement) changesRead(b *testing.B, check func(error)) {
 	check(m.startUsage(b.Context()))
 	check(m.atRest(b.Context()))
-	before, err := bench.Used(program.PID())
+	before, err := bench.Used(m.proxy.PID())
 	check(err)
-	begin = time.Now()
+	begin := time.Now()
 	for n := range m.Changes / 2 {
 		check(bench.Sleep(b.Context(), pause))
 		m.replaceFirst(m.Single[n%len(m.Single)])
 		check(m.writeFirst(b.Context(), m.Single[n%len(m.Single)]))
 	}
-	after, err := m.usedWhenCalm(b.Context(), program.PID())
+	after, err := m.usedWhenCalm(b.Context(), m.proxy.PID())
 	check(err)
 	m.samples.Add(changeCPU.Name, max(float64(after-before)-m.resting*float64(time.Since(begin)), 0)/float64(m.Changes/2))
-	check(program.Close())
+	check(m.proxy.Close())
 }
