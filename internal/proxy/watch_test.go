@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -69,11 +70,11 @@ func (r resting) Rests() bool { return r.rests }
 // TestRest counts checks while the dataplane tells when they are due, and while something else is checked too.
 func TestRest(t *testing.T) {
 	const period = time.Second
-	policies := 0
+	var policies atomic.Int32
 	for name, o := range map[string]Options{
 		"rests": {}, "rests with a fast path": {FastPath: resting{rests: true}},
 		"fast path": {FastPath: nothing{}}, "busy fast path": {FastPath: resting{}}, "sockets": {Sockets: nothing{}},
-		"rests with policies": {PolicyChanged: func(context.Context) error { policies++; return nil }},
+		"rests with policies": {PolicyChanged: func(context.Context) error { policies.Add(1); return nil }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -134,12 +135,12 @@ func TestRest(t *testing.T) {
 					return
 				}
 				changed := []source.Event{{Type: source.Set, Object: &networkingv1.NetworkPolicy{}}}
-				called := func(want int, later time.Duration) {
+				called := func(want int32, later time.Duration) {
 					t.Helper()
 					time.Sleep(later)
 					synctest.Wait()
-					if policies != want {
-						t.Errorf("PolicyChanged was called %d times, want %d", policies, want)
+					if got := policies.Load(); got != want {
+						t.Errorf("PolicyChanged was called %d times, want %d", got, want)
 					}
 				}
 				time.Sleep(20 * period)
