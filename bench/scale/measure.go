@@ -69,18 +69,9 @@ type measurement struct {
 }
 
 func (m *measurement) measure(ctx context.Context) (err error) {
-	bench.Quiet(ctx)   // the kernel frees the rules of the subject before
-	const sampled = 50 // beside those that changes are made to
-	others := m.Rand.Perm(len(m.Others))[:min(sampled, len(m.Others))]
-	sample := slices.Concat(m.Single, collect.From(others, func(k int) int { return m.Others[k] }))
-	begin := time.Now()
-	if err := m.start(); err != nil {
+	sample, err := m.startProxy(ctx)
+	if m.proxy == nil {
 		return err
-	}
-	answered, err := m.awaitAll(ctx, sample, begin)
-	if err == nil {
-		m.samples.Add(started.Name, float64(answered.Sub(begin)))
-		m.log("%s: Services answer after %v", m.subject, answered.Sub(begin).Round(time.Millisecond))
 	}
 	stop := m.connectAllTheTime(sample)
 	for _, step := range []func(context.Context) error{m.startUsage, m.atRest, m.changes, m.bursts, m.restores} {
@@ -100,6 +91,24 @@ func (m *measurement) measure(ctx context.Context) (err error) {
 		err = m.proxy.Explain(err)
 	}
 	return errors.Join(err, m.proxy.Close())
+}
+
+// startProxy measures the start until Services answer. It returns a sample of them.
+func (m *measurement) startProxy(ctx context.Context) (sample []int, err error) {
+	bench.Quiet(ctx)   // the kernel frees the rules of the subject before
+	const sampled = 50 // beside those that changes are made to
+	others := m.Rand.Perm(len(m.Others))[:min(sampled, len(m.Others))]
+	sample = slices.Concat(m.Single, collect.From(others, func(k int) int { return m.Others[k] }))
+	begin := time.Now()
+	if err := m.start(); err != nil {
+		return nil, err
+	}
+	answered, err := m.awaitAll(ctx, sample, begin)
+	if err == nil {
+		m.samples.Add(started.Name, float64(answered.Sub(begin)))
+		m.log("%s: Services answer after %v", m.subject, answered.Sub(begin).Round(time.Millisecond))
+	}
+	return sample, err
 }
 
 // connectAllTheTime makes 20 connections a second to the Services of a sample, from now on until

@@ -85,27 +85,11 @@ func follow(client *http.Client, url string, complete chan<- bool) error {
 // BenchmarkReader measures a client that only reads, the least that a proxy takes, in turns with Slipstream: nanoseconds
 // and bytes, medians, with SERVICES=10000.
 func BenchmarkReader(b *testing.B) {
-	kerneltest.Require(b, kerneltest.Root, kerneltest.NFTables)
-	if err := build(); err != nil {
-		b.Fatal(err)
-	}
-	o, err := parse(Scale, "--services", cmp.Or(os.Getenv("SERVICES"), "10000"), "--changes", "24", "--bursts", "1", "--budget", "20s")
-	if err == nil {
-		o.log, o.slipstream, o.dir = b.Logf, built+"/slipstream", b.TempDir()
-	}
-	check := func(err error) {
-		if b.Helper(); err != nil {
-			b.Fatal(err)
-		}
-	}
-	check(err)
-	e, err := newEnvironment(b.Context(), o, 2*b.N)
-	check(err)
-	defer func() { check(e.close()) }()
-	check(e.fill(b.Context(), o.most()))
+	check := failing(b)
+	e := filled(b, check, 2)
 	all := bench.NewSamples(2)
 	for range b.N {
-		check(e.run(b.Context(), subject{proxies.Slipstream, o.slipstream}, all[0]))
+		check(e.run(b.Context(), subject{proxies.Slipstream, e.slipstream}, all[0]))
 		m, err := e.newMeasurement(b.Context(), subject{"client", ""})
 		check(err)
 		m.samples = all[1]
@@ -117,6 +101,29 @@ func BenchmarkReader(b *testing.B) {
 		b.ReportMetric(bench.Median(all[0][s]), s+"-slipstream")
 		b.ReportMetric(bench.Median(all[1][s]), s+"-reader")
 	}
+}
+
+// failing returns what ends a benchmark if an error is not nil.
+func failing(b *testing.B) func(error) {
+	return func(err error) {
+		if b.Helper(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// filled makes an environment with SERVICES=10000, in which each of several subjects can be measured b.N times.
+func filled(b *testing.B, check func(error), subjects int) *environment {
+	kerneltest.Require(b, kerneltest.Root, kerneltest.NFTables)
+	check(build())
+	o, err := parse(Scale, "--services", cmp.Or(os.Getenv("SERVICES"), "10000"), "--changes", "24", "--bursts", "1", "--budget", "20s")
+	check(err)
+	o.log, o.slipstream, o.dir = b.Logf, built+"/slipstream", b.TempDir()
+	e, err := newEnvironment(b.Context(), o, subjects*b.N)
+	check(err)
+	b.Cleanup(func() { check(e.close()) })
+	check(e.fill(b.Context(), o.most()))
+	return e
 }
 
 // reads starts a reader on the node, and waits until it has all objects.

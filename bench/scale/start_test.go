@@ -3,64 +3,44 @@
 package scale
 
 import (
-	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/slipstream-proxy/slipstream/bench/bench"
 	"github.com/slipstream-proxy/slipstream/internal/collect"
 	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
-	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
 )
 
 // BenchmarkStart starts Slipstream, or each of the binaries in BINS=/path/one,/path/other, in turns with a client that only
 // reads, with SERVICES=10000. It prints medians, and each start.
 func BenchmarkStart(b *testing.B) {
-	kerneltest.Require(b, kerneltest.Root, kerneltest.NFTables)
-	check := func(err error) {
-		if b.Helper(); err != nil {
-			b.Fatal(err)
-		}
+	check := failing(b)
+	binaries := strings.FieldsFunc(os.Getenv("BINS"), func(r rune) bool { return r == ',' })
+	e := filled(b, check, max(len(binaries), 1)+1)
+	if len(binaries) == 0 {
+		binaries = []string{e.slipstream}
 	}
-	check(build())
-	binaries := strings.Split(cmp.Or(os.Getenv("BINS"), built+"/slipstream"), ",")
-	o, err := parse(Scale, "--services", cmp.Or(os.Getenv("SERVICES"), "10000"), "--changes", "24", "--bursts", "1", "--budget", "20s")
-	check(err)
-	o.log, o.slipstream, o.dir = b.Logf, binaries[0], b.TempDir()
-	e, err := newEnvironment(b.Context(), o, b.N*(len(binaries)+1))
-	check(err)
-	defer func() { check(e.close()) }()
-	check(e.fill(b.Context(), o.most()))
 	all := bench.NewSamples(len(binaries) + 1)
+	measure := func(subject subject, samples bench.Samples, start func(*measurement)) {
+		m, err := e.newMeasurement(b.Context(), subject)
+		check(err)
+		m.samples = samples
+		start(m)
+		check(m.startUsage(b.Context()))
+		check(m.proxy.Close())
+		check(m.node.remove(b.Context()))
+	}
 	for range b.N {
-		for i, binary := range append(slices.Clone(binaries), "") {
-			kind := proxies.Slipstream
-			if binary == "" {
-				kind = "client"
-			}
-			m, err := e.newMeasurement(b.Context(), subject{kind, binary})
-			check(err)
-			m.samples = all[i]
-			bench.Quiet(b.Context())
-			if binary == "" {
-				m.reads(b, check)
-			} else {
-				others := m.Rand.Perm(len(m.Others))[:min(50, len(m.Others))]
-				begin := time.Now()
-				check(m.start())
-				answered, err := m.awaitAll(b.Context(), slices.Concat(m.Single, collect.From(others, func(k int) int { return m.Others[k] })), begin)
+		for i, binary := range binaries {
+			measure(subject{proxies.Slipstream, binary}, all[i], func(m *measurement) {
+				_, err := m.startProxy(b.Context())
 				check(err)
-				m.samples.Add(started.Name, float64(answered.Sub(begin)))
-			}
-			check(m.startUsage(b.Context()))
-			check(m.proxy.Close())
-			check(m.node.remove(b.Context()))
+			})
 		}
+		measure(subject{"client", ""}, all[len(binaries)], func(m *measurement) { m.reads(b, check) })
 	}
 	for i, name := range append(binaries, "reader") {
 		median := func(of string) float64 { return bench.Median(all[i][of]) / 1e6 }
