@@ -58,7 +58,11 @@ func (c *Controller) Check(context.Context) error {
 func (c *Controller) Rests() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.Off() || c.config.Engine == Flowtable && c.guard.generation != 0 && len(c.guard.unchecked) == 0
+	if c.Off() || c.config.Engine != Flowtable || len(c.guard.unchecked) > 0 {
+		return c.Off()
+	}
+	generation, err := c.conn.Generation()
+	return err == nil && generation == c.guard.generation
 }
 
 // checkGeneration checks the table if another program has committed.

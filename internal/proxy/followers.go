@@ -169,12 +169,12 @@ func (p *Proxy) checkFastPath(ctx context.Context) {
 	})
 }
 
-// followersRest reports whether nothing is to be done for them until they have a change, or another program commits to
-// nf_tables.
+// followersRest reports whether they need nothing until a change, or until another program commits to nf_tables.
 func (p *Proxy) followersRest() bool {
-	o, f := &p.options, &p.fastPath
-	r, rests := o.FastPath.(interface{ Rests() bool }) // see fastpath.Controller
-	return o.Sockets == nil && !p.policies.changed.Load() && (o.FastPath == nil || rests && f.ready && f.done == nil && r.Rests())
+	o, f, c := &p.options, &p.fastPath, &p.policies
+	r, rests := o.FastPath.(interface{ Rests() bool })                 // see fastpath.Controller
+	policies := c.changed.Load() || time.Since(c.called) < policyPause // the last call may fail yet
+	return o.Sockets == nil && !policies && (o.FastPath == nil || rests && f.ready && f.done == nil && r.Rests())
 }
 
 // Follower receives changes that the dataplane has programmed. Services do not depend on it: without it,
@@ -276,8 +276,11 @@ func (c *policies) noteLabels(e source.Event) bool {
 	return known && was != c.labels[key]
 }
 
-// policyChanged has checkPolicies call it, also at rest.
+// policyChanged has checkPolicies call Options.PolicyChanged, also at rest.
 func (p *Proxy) policyChanged() {
+	if !p.synced || p.options.PolicyChanged == nil {
+		return
+	}
 	if p.policies.changed.Store(true); p.told != nil {
 		now := make(chan struct{})
 		close(now)

@@ -352,11 +352,9 @@ func (p *Proxy) note(e source.Event, changed bool) {
 			d.deleteNode(o.Name)
 		}
 	case *networkingv1.NetworkPolicy:
-		if p.synced {
-			p.policyChanged()
-		}
+		p.policyChanged()
 	case *corev1.Pod, *corev1.Namespace:
-		if p.options.PolicyChanged != nil && p.policies.noteLabels(e) && p.synced {
+		if p.options.PolicyChanged != nil && p.policies.noteLabels(e) {
 			p.policyChanged()
 		}
 	case *corev1.Node:

@@ -4,6 +4,7 @@ package proxy
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"os"
 	"strings"
@@ -74,7 +75,13 @@ func TestRest(t *testing.T) {
 	for name, o := range map[string]Options{
 		"rests": {}, "rests with a fast path": {FastPath: resting{rests: true}},
 		"fast path": {FastPath: nothing{}}, "busy fast path": {FastPath: resting{}}, "sockets": {Sockets: nothing{}},
-		"rests with policies": {PolicyChanged: func(context.Context) error { policies.Add(1); return nil }},
+		"rests with policies": {PolicyChanged: func(context.Context) error {
+			if policies.Add(1) != 3 {
+				return nil
+			}
+			time.Sleep(5 * period)
+			return errors.New("refused once")
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -84,7 +91,7 @@ func TestRest(t *testing.T) {
 				l.proxy = New(l.events, desired.New(desired.Config{}), w, l.metrics, o)
 				ctx, stop := context.WithCancel(t.Context())
 				defer func() { stop(); <-l.done }()
-				begin := time.Now()
+				begin, n := time.Now(), 0
 				go func() { l.done <- l.proxy.Run(ctx) }()
 				checked := func(until time.Duration, want int) {
 					t.Helper()
@@ -131,10 +138,19 @@ func TestRest(t *testing.T) {
 				checked(64*period, 0) // rests
 				l.events <- []source.Event{service(2)}
 				l.wait("full +s1", "full +s1", "change +s2")
+				changed := []source.Event{{Type: source.Set, Object: &networkingv1.NetworkPolicy{}}}
 				if o.PolicyChanged == nil {
+					time.Sleep(5 * period)
+					l.events <- changed
+					synctest.Wait()
+					w.set(func() { w.checks = 0 })
+					time.Sleep(5 * period)
+					synctest.Wait()
+					if w.set(func() { n = w.checks }); n > 0 {
+						t.Errorf("%d checks after a policy has changed that nobody needs", n)
+					}
 					return
 				}
-				changed := []source.Event{{Type: source.Set, Object: &networkingv1.NetworkPolicy{}}}
 				called := func(want int32, later time.Duration) {
 					t.Helper()
 					time.Sleep(later)
@@ -149,6 +165,11 @@ func TestRest(t *testing.T) {
 				l.events <- changed
 				called(1, policyPause-2*period)
 				called(2, 2*period)
+				time.Sleep(40 * period)
+				l.events <- changed
+				called(3, period)
+				called(3, policyPause-2*period)
+				called(4, 2*period) // after an error
 			})
 		})
 	}
