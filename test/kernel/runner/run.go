@@ -74,10 +74,10 @@ func run(ctx context.Context, opts options, stdout, stderr io.Writer) (int, erro
 		}
 	}()
 
-	// Packages that share a kernel can disturb each other: the host runs them one by one, and
-	// each has a UML machine of its own. These have one processor and often wait, so one more
-	// runs than the host has processors. The packages with the longest tests, and the oldest kernel,
-	// the slowest, begin. The kernels between it and the host's run the tests that did not wholly pass
+	// Packages that share a kernel can disturb each other: the host runs those with kernel tests one by one, and
+	// each has a UML machine of its own. These have one processor and often wait, so one more runs than the host has
+	// processors; packages without kernel tests take turns with them. The packages with the longest tests, and the oldest
+	// kernel, the slowest, begin. The kernels between it and the host's run the tests that did not wholly pass
 	// on the host, and so does the oldest with packages that are alike on all kernels.
 	x := executor{opts: opts, test2json: strings.TrimSpace(string(test2json)), out: log.New(stdout, "", 0)}
 	runs := make([]packageRun, len(kernels)*len(packages))
@@ -94,11 +94,13 @@ func run(ctx context.Context, opts options, stdout, stderr io.Writer) (int, erro
 				turns.SetLimit(runtime.NumCPU()) // as go test does; races need some disturbance
 			}
 			for j, p := range packages {
-				turns.Go(func() error {
-					defer close(ended[j])
-					runs[j] = x.run(ctx, kernels[0], p)
-					return nil
-				})
+				if p.kernel {
+					turns.Go(func() error {
+						defer close(ended[j])
+						runs[j] = x.run(ctx, kernels[0], p)
+						return nil
+					})
+				}
 			}
 			_ = turns.Wait()
 		})
@@ -106,12 +108,12 @@ func run(ctx context.Context, opts options, stdout, stderr io.Writer) (int, erro
 	var machines errgroup.Group
 	machines.SetLimit(runtime.NumCPU() + 1)
 	whole := func(i int, p testPackage) bool {
-		return !onHost || i == len(kernels)-1 && !slices.Contains(alike, p.name)
+		return !onHost || !p.kernel || i == len(kernels)-1 && !slices.Contains(alike, p.name)
 	}
 	for _, first := range []bool{true, false} {
 		for i, k := range slices.Backward(kernels) {
 			for j, p := range packages {
-				if k.path == "" || !p.kernel || whole(i, p) != first {
+				if (k.path == "") == p.kernel || whole(i, p) != first {
 					continue
 				}
 				machines.Go(func() error {
@@ -149,7 +151,7 @@ var longest = []string{"./internal/dataplane/nftables", "./internal/dataplane/ip
 
 // alike are packages with long tests of which little depends on the version of the kernel. The oldest runs those that did
 // not wholly pass on the host; with -kernel 6.1 it runs all.
-var alike = []string{"./internal/dataplane/iptables", "./internal/proxy"}
+var alike = []string{"./cmd/slipstream", "./internal/dataplane/iptables", "./internal/proxy"}
 
 // kernelNames are the values of -kernel.
 var kernelNames = append([]string{"all", "uml", "host"}, uml.Versions...)
