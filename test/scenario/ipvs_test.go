@@ -12,12 +12,12 @@ import (
 
 func newIPVS(c dataplane.Config) (dataplane.Dataplane, error) { return ipvs.New(c, ipvs.Options{}) }
 
-// TestIPVS runs every story in IPVS mode, and the basic ones on the oldest kernel of the tests.
+// TestIPVS runs every story in IPVS mode, and a few on the oldest kernel of the tests.
 func TestIPVS(t *testing.T) {
 	kerneltest.Require(t, kerneltest.IPVS, kerneltest.NFTables)
 	Run(t, "ipvs", newIPVS, func(story string) string {
 		if onOldest() {
-			return onlyBasic(story)
+			return only(story, few)
 		}
 		return ""
 	})

@@ -14,13 +14,16 @@ import (
 
 func newNFTables(c dataplane.Config) (dataplane.Dataplane, error) { return nftables.New(c) }
 
-// TestNFTables runs every story in nftables mode on the machine's own kernel and on the oldest of the tests, and the
-// basic ones between them.
+// TestNFTables runs every story in nftables mode on the machine's own kernel, those that use every part of the tables
+// on the oldest of the tests, and a few between them.
 func TestNFTables(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTables)
 	Run(t, "nftables", newNFTables, func(story string) string {
-		if onUML() && !onOldest() {
-			return onlyBasic(story)
+		switch {
+		case onUML() && onOldest():
+			return only(story, basic, more)
+		case onUML():
+			return only(story, few)
 		}
 		return ""
 	})
@@ -48,8 +51,8 @@ func TestNFTablesAlgorithms(t *testing.T) {
 // TestNFTablesSpread makes sure that backends share the load, in nftables mode.
 func TestNFTablesSpread(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTables)
-	if onUML() && !onOldest() {
-		t.Skip("slow: runs on the machine's own kernel and on an older one")
+	if onUML() {
+		t.Skip("slow: package nftables tests the spread on an older kernel")
 	}
 	RunSpread(t, newNFTables)
 }

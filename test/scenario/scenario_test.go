@@ -34,12 +34,23 @@ func lacks(mode, name string) bool {
 	return mode == "iptables" && name == "nodeport-loopback" || mode != "" && mode != "nftables" && (strings.HasPrefix(name, "port-ranges") || name == "limits")
 }
 
-// basic has the stories that use every part of a mode's tables. Where a mode runs on several kernels, one of the
-// User Mode Linux kernels, which are slow, has these alone.
+// basic has the stories that use every part of a mode's tables.
 var basic = []string{
 	"both-policies", "clusterip", "external-ips", "external-traffic-policy", "hairpin", "host-network",
 	"internal-traffic-policy", "load-balancer", "masquerade-cluster-cidr", "nodeport", "not-ready", "restart",
 	"service-cidr", "source-ranges", "source-ranges-node", "udp-flows",
+}
+
+// few has some of them. Where a mode runs on several kernels, one of the User Mode Linux kernels, which are slow, has
+// these alone.
+var few = []string{"both-policies", "hairpin", "restart", "source-ranges", "udp-flows"}
+
+// more has the other stories that use what nf_tables or conntrack may do otherwise on an older kernel: ranges,
+// timeouts, meters, large sets, and SCTP. The rest are about decisions before there are tables.
+var more = []string{
+	"limits", "many-endpoints", "nodeport-loopback", "port-ranges", "port-ranges-affinity", "port-ranges-failover", "sctp",
+	"sctp-external", "session-affinity", "session-affinity-external", "session-affinity-timeout", "udp-flows-changed",
+	"udp-flows-ended", "udp-flows-unready", "unreachable-endpoints",
 }
 
 // Run runs every story as a subtest, except where skip, if not nil, returns a reason for

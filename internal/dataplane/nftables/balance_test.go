@@ -125,6 +125,7 @@ func TestChainsAreCommittedFirst(t *testing.T) {
 
 // TestCheckFindsChains deletes what leads to a slot.
 func TestCheckFindsChains(t *testing.T) {
+	slow(t)
 	for _, damage := range []string{"flush chain ip slipstream slot-next-0", "delete element ip slipstream picks { 0x00a000fb }", "flush chain ip6 slipstream slot-hash-251", "flush chain ip slipstream draw-128"} {
 		t.Run(damage, func(t *testing.T) {
 			k := newKernel(t)

@@ -70,6 +70,7 @@ func TestCheckFindsEmptiedSets(t *testing.T) {
 // TestCheckFindsReplacedElements gives elements of each map, one at a time, another value. Check finds it once it has
 // looked up all.
 func TestCheckFindsReplacedElements(t *testing.T) {
+	slow(t)
 	k := newKernel(t)
 	other := k.dial()
 	s := desired.New(smallTables(inCluster("10.244.0.0/16", "fd00:244::/32")))

@@ -49,6 +49,14 @@ func newKernel(t *testing.T) *kernel {
 	return k
 }
 
+// slow skips a test on User Mode Linux, where it takes more than ten seconds: it is about what Slipstream writes and finds,
+// which the kernel's version does not change.
+func slow(t *testing.T) {
+	if strings.HasSuffix(kerneltest.Kernel(), " uml") {
+		t.Skip("slow: runs on the machine's own kernel")
+	}
+}
+
 // open makes another backend in the same namespace, as another run would.
 func (k *kernel) open() *Dataplane {
 	b, err := New(dataplane.Config{NetNS: k.ns.FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit})
@@ -394,6 +402,7 @@ func TestCheckFindsDamage(t *testing.T) {
 // One Check must find that and one Reconcile repair it, in the process that wrote the rules and
 // in the next one.
 func TestReplacedRules(t *testing.T) {
+	slow(t)
 	for name, damage := range map[string]func(k *kernel){
 		"as many others": func(k *kernel) {
 			k.nft("flush", "chain", "ip", tableName, "check-source")

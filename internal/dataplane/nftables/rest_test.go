@@ -77,6 +77,7 @@ func (k *kernel) drawn() (all map[uint32]map[desired.Backend]bool, elements int)
 // draw from slots that are there and have backends of the pool, and no others. It writes few elements unless backends are
 // removed. In the end the kernel has all tables, and nothing of those that went.
 func TestTablesInParts(t *testing.T) {
+	slow(t)
 	const step, services, hosts = 60, 8, 12
 	seed := rand.Uint64()
 	r := rand.New(rand.NewPCG(seed, 0))

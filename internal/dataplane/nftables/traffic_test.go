@@ -74,6 +74,9 @@ func TestSpread(t *testing.T) {
 	critical := map[int]float64{2: 27.631, 7: 40.522, 8: 42.701, 16: 58.326, 20: 65.419, 64: 133.2}
 	for _, size := range []int{3, 8, 9, 17, 21, startSize + 1} {
 		t.Run(fmt.Sprint(size, " backends"), func(t *testing.T) {
+			if size == 8 || size == 17 || size == 21 {
+				slow(t)
+			}
 			s := newStreet(t, size)
 			perBackend := min(400, 8400/size)
 			hits := map[uint16]int{}
