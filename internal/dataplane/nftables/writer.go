@@ -76,14 +76,9 @@ func (w *writer) record(op op, s *schema, set *nfnl.Set, key, value []byte) {
 		delete(keys, string(key))
 	case keys == nil:
 		w.keys[s.family][set] = map[string]string{string(key): string(value)}
-	case len(keys) < sampleSize || s.isSmall(set):
+	case len(keys) < sampleSize, set == s.nodeAddresses, set == s.serviceCIDRs, set == s.hairpin, set == s.loopback: // small, and no pool leads to their elements
 		keys[string(key)] = string(value)
 	}
-}
-
-// isSmall reports whether a set is small, and no pool leads to its elements.
-func (s *schema) isSmall(set *nfnl.Set) bool {
-	return set == s.nodeAddresses || set == s.serviceCIDRs || set == s.hairpin || set == s.loopback
 }
 
 func (w *writer) interval(op op, s *schema, set *nfnl.Set, first, last []byte, value ...byte) {
