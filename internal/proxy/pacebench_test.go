@@ -4,6 +4,7 @@ package proxy
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"os/exec"
 	"slices"
@@ -57,9 +58,9 @@ func BenchmarkSteadyChanges(b *testing.B) {
 	p, err := node.Namespace.Start(restore)
 	check(b, err)
 	check(b, p.Wait())
-	var readers *nfnl.Readers
-	check(b, node.Do(func() error { readers = nfnl.OpenReaders(); return nil }))
-	defer func() { check(b, readers.Close()) }()
+	var readers, sampled *nfnl.Readers
+	check(b, node.Do(func() error { readers, sampled = nfnl.OpenReaders(), nfnl.OpenReaders(); return nil }))
+	defer func() { check(b, errors.Join(readers.Close(), sampled.Close())) }()
 	backend, err := nftables.New(dataplane.Config{NetNS: node.FD(), MasqueradeBit: dataplane.DefaultMasqueradeBit})
 	check(b, err)
 	defer func() { check(b, backend.Close()) }()
@@ -82,17 +83,43 @@ func BenchmarkSteadyChanges(b *testing.B) {
 	}
 	events <- append(all, synced)
 	<-ready
-	save := func() time.Duration {
+	// save returns how long the command takes, and how long it reads: from its first dump to the end of its last.
+	save := func() (took, reads time.Duration) {
+		ended, looked := make(chan bool), make(chan bool)
+		var first, last time.Time
+		go func() {
+			defer close(looked)
+			for {
+				select {
+				case <-ended:
+					return
+				case <-time.After(200 * time.Microsecond):
+				}
+				found, err := sampled.Look()
+				if err != nil {
+					b.Error(err)
+				}
+				if slices.ContainsFunc(found, func(r nfnl.Reader) bool { return r.Dumping }) {
+					if last = time.Now(); first.IsZero() {
+						first = last
+					}
+				}
+			}
+		}()
 		begin := time.Now()
 		_, err := node.Namespace.Run(ctx, "iptables-nft-save", "-t", "nat")
+		took = time.Since(begin)
 		if err != nil && ctx.Err() == nil {
 			b.Error(err)
 		}
-		return time.Since(begin)
+		close(ended)
+		<-looked
+		return took, last.Sub(first)
 	}
-	var quiet []time.Duration
-	for range 3 {
-		quiet = append(quiet, save())
+	var quiet, reads []time.Duration
+	for range 9 {
+		took, read := save()
+		quiet, reads = append(quiet, took), append(reads, read)
 	}
 	n := 0
 	for _, c := range []struct {
@@ -100,7 +127,7 @@ func BenchmarkSteadyChanges(b *testing.B) {
 		reads bool
 	}{{"quiet", false}, {"reader", true}} {
 		b.Run(c.name, func(b *testing.B) {
-			var saves []time.Duration
+			var saves, reading []time.Duration
 			stop, stopped := make(chan bool), make(chan bool)
 			run := func(changes int) {
 				for range changes {
@@ -122,7 +149,8 @@ func BenchmarkSteadyChanges(b *testing.B) {
 					case <-stop:
 						return
 					default:
-						saves = append(saves, save())
+						took, read := save()
+						saves, reading = append(saves, took), append(reading, read)
 					}
 				}
 			}()
@@ -155,6 +183,10 @@ func BenchmarkSteadyChanges(b *testing.B) {
 			if c.reads {
 				b.ReportMetric(at(saves, 0.5), "save-ms")
 				b.ReportMetric(at(quiet, 0.5), "quiet-save-ms")
+				slices.Sort(reads)
+				b.ReportMetric(at(reads, 0.5), "quiet-read-ms")
+				slices.Sort(reading)
+				b.ReportMetric(at(reading, 0.5), "read-ms")
 			}
 		})
 	}

@@ -218,7 +218,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 			p.pending = p.state.Warming() && p.state.Advance(time.Now()) || p.pending
 			check.Reset(time.Until(checked.Add(p.options.CheckPeriod)))
 			if p.told != nil {
-				check.Reset(20 * p.options.CheckPeriod)
+				check.Reset(60 * p.options.CheckPeriod)
 			}
 		case <-p.told: // now, but never more often than without it
 			p.told = nil

@@ -111,20 +111,20 @@ func TestRest(t *testing.T) {
 					checked(30*period, 28)
 					return
 				}
-				checked(21*period, 0)
-				checked(42*period, 2) // at 22 and 42
-				w.tell()              // at 42.5: not before 43
+				checked(61*period, 0)
+				checked(122*period, 2) // at 62 and 122
+				w.tell()               // at 122.5: not before 123
 				synctest.Wait()
 				w.set(func() {
 					if w.checks > 0 {
 						t.Error("it was checked within a period")
 					}
 				})
-				checked(43*period, 1)
-				checked(44*period, 1)
-				checked(54*period, 0)
+				checked(123*period, 1)
+				checked(124*period, 1)
+				checked(134*period, 0)
 				time.Sleep(period / 10)
-				w.tell() // at 54.6: at once
+				w.tell() // at 134.6: at once
 				synctest.Wait()
 				w.set(func() {
 					if w.checks != 1 {
@@ -132,10 +132,10 @@ func TestRest(t *testing.T) {
 					}
 					w.check, w.checks = dataplane.ErrDamaged, 0
 				})
-				checked(56*period, 1) // finds damage
+				checked(136*period, 1) // finds damage
 				l.wait("full +s1", "full +s1")
-				checked(57*period, 1)
-				checked(64*period, 0) // rests
+				checked(137*period, 1)
+				checked(144*period, 0) // rests
 				l.events <- []source.Event{service(2)}
 				l.wait("full +s1", "full +s1", "change +s2")
 				changed := []source.Event{{Type: source.Set, Object: &networkingv1.NetworkPolicy{}}}
