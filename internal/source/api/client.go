@@ -4,15 +4,22 @@ package api
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"mime"
+	"net"
 	"net/http"
+	"net/http/httptrace"
 	"net/netip"
 	goruntime "runtime"
 	"strconv"
 	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
 
+	"golang.org/x/sys/unix"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -39,11 +46,63 @@ func NewClient(config *rest.Config) (*Client, error) {
 		c.config.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(
 			cmp.Or(c.config.QPS, rest.DefaultQPS), cmp.Or(c.config.Burst, rest.DefaultBurst))
 	}
+	uncompressed(&c.config)
 	var err error
 	if c.http, err = rest.HTTPClientFor(&c.config); err != nil {
 		return nil, fmt.Errorf("client for the API server %s: %w", c.config.Host, err)
 	}
 	return c, nil
+}
+
+// near is the round trip to an API server below which its answers are not compressed. Links that are as short carry
+// 1 Gbit/s or more, at which gzip takes longer than it saves. Most of that is the API server's processor time.
+var near = time.Millisecond
+
+// uncompressed makes clients ask API servers that are near for answers without compression.
+func uncompressed(c *rest.Config) {
+	dial, isNear := c.Dial, new(atomic.Bool)
+	if dial == nil {
+		dial = (&net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second}).DialContext // client-go's
+	}
+	c.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := dial(ctx, network, address)
+		if s, is := conn.(syscall.Conn); is {
+			isNear.Store(roundTrip(s) < near)
+		}
+		return conn, err
+	}
+	c.Wrap(func(next http.RoundTripper) http.RoundTripper { return plain{next, isNear} })
+}
+
+// plain asks for answers without compression if the server is near.
+type plain struct {
+	next http.RoundTripper
+	near *atomic.Bool
+}
+
+// RoundTrip implements http.RoundTripper.
+func (p plain) RoundTrip(r *http.Request) (*http.Response, error) {
+	var clone *http.Request
+	dialed := func(httptrace.GotConnInfo) { // net/http reads the header afterwards
+		if p.near.Load() {
+			clone.Header.Set("Accept-Encoding", "identity")
+		}
+	}
+	clone = r.Clone(httptrace.WithClientTrace(r.Context(), &httptrace.ClientTrace{GotConn: dialed}))
+	return p.next.RoundTrip(clone)
+}
+
+// roundTrip returns the shortest round trip of a TCP connection so far (Linux 4.9); an hour if it is not known.
+func roundTrip(c syscall.Conn) time.Duration {
+	least := time.Hour
+	if raw, err := c.SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) {
+			if info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {
+				least = time.Duration(info.Min_rtt) * time.Microsecond
+			}
+		})
+	}
+	return least
 }
 
 // Apart returns a client with a limit on the rate of requests of its own, for requests that others
@@ -67,21 +126,12 @@ func (c *Client) Server() (all []netip.AddrPort) {
 	return all
 }
 
-func (c *Client) takesProtobuf() bool {
-	return strings.Contains(cmp.Or(c.config.AcceptContentTypes, c.config.ContentType), runtime.ContentTypeProtobuf)
-}
-
-// Media types of the metadata of objects.
-const (
-	metadataOf     = ";as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
-	metadataListOf = ";as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
-)
-
 // metadata returns a client for the metadata of objects.
 func (c *Client) metadata() *Client {
+	const metadataOf = ";as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 	of := *c
 	of.config.AcceptContentTypes = runtime.ContentTypeJSON + metadataOf
-	if c.takesProtobuf() {
+	if strings.Contains(cmp.Or(c.config.AcceptContentTypes, c.config.ContentType), runtime.ContentTypeProtobuf) {
 		of.config.AcceptContentTypes = runtime.ContentTypeProtobuf + metadataOf + "," + of.config.AcceptContentTypes
 	}
 	return &of

@@ -7,7 +7,8 @@
 // The Reflector of client-go decides what to request: WatchList (KEP-3157), or a list where the
 // server does not stream, and resumption after a lost connection. Whoever reads an object (stream.go, list.go)
 // delivers it to the sink at once, past the Reflector, and keeps only its name and version.
-// EndpointSlices are decoded by code of their own, which leaves out what a proxy does not use (slice.go).
+// EndpointSlices are decoded by code of their own, which leaves out what a proxy does not use (slice.go). A server that is
+// near is asked not to compress (client.go).
 //
 // # Failures
 //

@@ -6,18 +6,17 @@ import (
 	"bufio"
 	"context"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 
 	"google.golang.org/protobuf/encoding/protowire"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metainternal "k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/rest"
 
 	"github.com/slipstream-proxy/slipstream/internal/source"
 )
@@ -29,9 +28,6 @@ import (
 // magic starts an object in Kubernetes' protobuf encoding. A runtime.Unknown follows, which
 // contains the object.
 const magic = "k8s\x00"
-
-// errNotProtobuf says that a server answers in another encoding.
-var errNotProtobuf = errors.New("the answer is not in Kubernetes' protobuf encoding")
 
 // list lists the kind, delivers each object when it is read, and returns a list without objects.
 func (w *watcher) list(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
@@ -50,38 +46,31 @@ func (w *watcher) list(ctx context.Context, o metav1.ListOptions) (runtime.Objec
 
 // readAll delivers the objects of a list or of a part of it.
 func (w *watcher) readAll(ctx context.Context, o metav1.ListOptions) (metav1.ListInterface, error) {
-	kind, of := w.kind.served()+"List", ""
-	if w.kind.metadata {
-		of = metadataListOf
+	w.kind.selectFrom(&o)
+	request := w.rest.Get().Resource(w.kind.resource).VersionedParams(&o, metav1.ParameterCodec)
+	if w.accept != "" {
+		request.SetHeader("Accept", w.accept)
 	}
-	accept := func(media string) *rest.Request {
-		selected := o
-		w.kind.selectFrom(&selected)
-		return w.rest.Get().Resource(w.kind.resource).VersionedParams(&selected, metav1.ParameterCodec).SetHeader("Accept", media+of)
+	body, err := request.Stream(ctx)
+	if err != nil {
+		return nil, err
 	}
-	list := func() (metav1.ListInterface, error) {
+	defer body.Close()
+	kind, in := w.kind.served()+"List", bufio.NewReader(body)
+	if start, _ := in.Peek(1); string(start) == "{" {
 		all := w.kind.list.DeepCopyObject()
-		if err := accept(runtime.ContentTypeJSON).Do(ctx).Into(all); err != nil {
-			return nil, err
+		if err := json.NewDecoder(in).Decode(all); err != nil {
+			return nil, fmt.Errorf("list of %ss: %w", w.kind.name, err)
+		}
+		if got := all.GetObjectKind().GroupVersionKind().Kind; got != kind {
+			return nil, fmt.Errorf("list of %ss: %q instead of %s", w.kind.name, got, kind)
 		}
 		return all.(metav1.ListInterface), meta.EachListItemWithAlloc(all, func(o runtime.Object) error {
 			w.store.set(o.(source.Object), true)
 			return nil
 		})
 	}
-	if !w.protobuf {
-		return list()
-	}
-	body, err := accept(runtime.ContentTypeProtobuf).Stream(ctx)
-	if apierrors.IsNotAcceptable(err) {
-		w.protobuf = false
-		return list()
-	}
-	if err != nil {
-		return nil, err
-	}
-	defer body.Close()
-	meta, err := readList(body, kind, func(raw []byte) error {
+	meta, err := readList(in, kind, func(raw []byte) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
@@ -92,9 +81,6 @@ func (w *watcher) readAll(ctx context.Context, o metav1.ListOptions) (metav1.Lis
 		}
 		return err
 	})
-	if errors.Is(err, errNotProtobuf) {
-		return list()
-	}
 	if err != nil {
 		return nil, fmt.Errorf("list of %ss: %w", w.kind.name, err)
 	}
@@ -114,7 +100,7 @@ func unmarshal(raw []byte, into any) error {
 func readList(r io.Reader, kind string, item func(raw []byte) error) (meta metav1.ListMeta, err error) {
 	answer := reader{Reader: bufio.NewReader(r)}
 	if start, err := answer.Peek(len(magic)); err != nil || string(start) != magic {
-		return meta, errors.Join(errNotProtobuf, err)
+		return meta, errors.Join(errors.New("the answer is neither JSON nor in Kubernetes' protobuf encoding"), err)
 	}
 	_, _ = answer.Discard(len(magic))
 	complete := false

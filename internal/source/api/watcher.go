@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"time"
 
@@ -44,10 +45,10 @@ type watcher struct {
 	store *store
 	rest  rest.Interface
 
-	protobuf bool               // lists may have protobuf encoding
-	listing  sync.Mutex         // held during a list, for which the Reflector does not wait when its context ends
-	absent   error              // why an optional kind cannot be listed
-	giveUp   context.CancelFunc // ends the current attempt
+	accept  string             // for lists; "" for the client's own
+	listing sync.Mutex         // held during a list, for which the Reflector does not wait when its context ends
+	absent  error              // why an optional kind cannot be listed
+	giveUp  context.CancelFunc // ends the current attempt
 }
 
 func newWatcher(r *run, c *Client, k *kind) (*watcher, error) {
@@ -58,7 +59,7 @@ func newWatcher(r *run, c *Client, k *kind) (*watcher, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &watcher{run: r, kind: k, rest: client, protobuf: c.takesProtobuf()}
+	w := &watcher{run: r, kind: k, rest: client, accept: strings.ReplaceAll(c.config.AcceptContentTypes, "Metadata;", "MetadataList;")}
 	w.store = &store{kind: k, put: r.put, full: w.full, known: map[string]known{}}
 	return w, nil
 }
