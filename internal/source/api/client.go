@@ -55,20 +55,21 @@ func NewClient(config *rest.Config) (*Client, error) {
 }
 
 // near is the round trip to an API server below which its answers are not compressed. Links that are as short carry
-// 1 Gbit/s or more, at which gzip takes longer than it saves. Most of that is the API server's processor time.
+// 1 Gbit/s or more, at which gzip takes longer than it saves.
 var near = time.Millisecond
 
-// uncompressed makes clients ask API servers that are near for answers without compression.
+// uncompressed makes clients ask API servers that are near for answers without compression. Nobody knows how far a server
+// behind a proxy is.
 func uncompressed(c *rest.Config) {
+	host, port := location(c)
 	dial, isNear := c.Dial, new(atomic.Bool)
 	if dial == nil {
 		dial = (&net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second}).DialContext // client-go's
 	}
 	c.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
 		conn, err := dial(ctx, network, address)
-		if s, is := conn.(syscall.Conn); is {
-			isNear.Store(roundTrip(s) < near)
-		}
+		s, is := conn.(syscall.Conn)
+		isNear.Store(is && address == net.JoinHostPort(host, port) && roundTrip(s) < near)
 		return conn, err
 	}
 	c.Wrap(func(next http.RoundTripper) http.RoundTripper { return plain{next, isNear} })
@@ -115,15 +116,20 @@ func (c *Client) Apart() *Client {
 
 // Server returns the address of the API server, if the configuration has it as an IP address.
 func (c *Client) Server() (all []netip.AddrPort) {
-	u, _, err := rest.DefaultServerUrlFor(&c.config)
-	if err != nil {
-		return nil
-	}
-	port, _ := strconv.ParseUint(cmp.Or(u.Port(), map[string]string{"http": "80", "https": "443"}[u.Scheme]), 10, 16)
-	if ip, err := netip.ParseAddr(u.Hostname()); err == nil {
-		all = append(all, netip.AddrPortFrom(ip.Unmap(), uint16(port)))
+	host, port := location(&c.config)
+	if ip, err := netip.ParseAddr(host); err == nil {
+		number, _ := strconv.ParseUint(port, 10, 16)
+		all = append(all, netip.AddrPortFrom(ip.Unmap(), uint16(number)))
 	}
 	return all
+}
+
+// location returns where the API server is; "" if the configuration is not valid.
+func location(c *rest.Config) (host, port string) {
+	if u, _, err := rest.DefaultServerUrlFor(c); err == nil {
+		host, port = u.Hostname(), cmp.Or(u.Port(), map[string]string{"http": "80", "https": "443"}[u.Scheme])
+	}
+	return host, port
 }
 
 // metadata returns a client for the metadata of objects.

@@ -99,8 +99,10 @@ func unmarshal(raw []byte, into any) error {
 // The list is field 2 of a runtime.Unknown, of which field 1 is the TypeMeta.
 func readList(r io.Reader, kind string, item func(raw []byte) error) (meta metav1.ListMeta, err error) {
 	answer := reader{Reader: bufio.NewReader(r)}
-	if start, err := answer.Peek(len(magic)); err != nil || string(start) != magic {
-		return meta, errors.Join(errors.New("the answer is neither JSON nor in Kubernetes' protobuf encoding"), err)
+	if start, err := answer.Peek(len(magic)); err != nil && err != io.EOF {
+		return meta, err
+	} else if string(start) != magic {
+		return meta, errors.New("the answer is neither JSON nor in Kubernetes' protobuf encoding")
 	}
 	_, _ = answer.Discard(len(magic))
 	complete := false

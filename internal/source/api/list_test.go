@@ -5,6 +5,8 @@ package api
 import (
 	"bytes"
 	"io"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -13,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	pb "k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
+	"k8s.io/client-go/rest"
 )
 
 // encoded is a list as an API server sends it.
@@ -72,6 +75,8 @@ func TestReadListErrors(t *testing.T) {
 		data []byte
 		want string
 	}{
+		"nothing":      {nil, "the answer is neither JSON nor in Kubernetes' protobuf encoding"},
+		"a page":       {[]byte("<html>"), "the answer is neither JSON nor in Kubernetes' protobuf encoding"},
 		"another kind": {encoded(t, "PodList"), "PodList instead of ServiceList"},
 		"garbage":      {[]byte(magic + "\x0f\xff\xff"), "wire type 7"},
 		"huge object":  {[]byte(magic + "\x12\x20\x12\xff\xff\xff\xff\x0f"), "an object of 4294967295 bytes"},
@@ -81,8 +86,28 @@ func TestReadListErrors(t *testing.T) {
 			t.Errorf("%s: error %v, want %s", name, err, c.want)
 		}
 	}
-	if _, _, err := read(strings.NewReader(`{"kind":"ServiceList"}`)); err == nil || !strings.Contains(err.Error(), "neither JSON nor") {
-		t.Errorf("JSON: %v", err)
+	if _, _, err := read(iotest.ErrReader(io.ErrClosedPipe)); err != io.ErrClosedPipe {
+		t.Errorf("a connection that breaks: %v", err)
+	}
+}
+
+// TestListErrors answers lists with what is none. Each is reported in one line.
+func TestListErrors(t *testing.T) {
+	for answer, want := range map[string]string{
+		`{"kind":"ServiceList","items":[`: "unexpected EOF",
+		`{"kind":"Status"}`:               `"Status" instead of ServiceList`,
+		"<html>":                          "neither JSON nor",
+	} {
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, answer) }))
+		client, err := NewClient(&rest.Config{Host: s.URL, ContentConfig: rest.ContentConfig{ContentType: protobuf}})
+		check(t, err)
+		w, err := newWatcher(&run{source: &Source{}}, client, (&Options{}).kinds()[2])
+		check(t, err)
+		_, err = w.readAll(t.Context(), metav1.ListOptions{})
+		s.Close()
+		if err == nil || !strings.HasPrefix(err.Error(), "list of Services: ") || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: %v", answer, err)
+		}
 	}
 }
 

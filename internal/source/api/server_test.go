@@ -232,7 +232,7 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case code != 0:
 		s.status(w, code, metav1.StatusReason(strings.ReplaceAll(http.StatusText(code), " ", "")), resource+" refused")
 	case q.Get("watch") == "":
-		s.serveList(w, group, resource, q, asMetadata(r))
+		s.serveList(w, r, group, resource, q, asMetadata(r))
 	default:
 		s.serveWatch(w, r, group, resource, q, asMetadata(r))
 	}
@@ -303,7 +303,7 @@ func (s *server) matches(o source.Object, q url.Values) bool {
 	}
 }
 
-func (s *server) serveList(w http.ResponseWriter, group schema.GroupVersion, resource string, q url.Values, convert func(runtime.Object) runtime.Object) {
+func (s *server) serveList(w http.ResponseWriter, r *http.Request, group schema.GroupVersion, resource string, q url.Values, convert func(runtime.Object) runtime.Object) {
 	list := map[string]runtime.Object{
 		"nodes": &corev1.NodeList{}, "services": &corev1.ServiceList{},
 		"endpointslices": &discoveryv1.EndpointSliceList{}, "servicecidrs": &networkingv1.ServiceCIDRList{},
@@ -313,6 +313,10 @@ func (s *server) serveList(w http.ResponseWriter, group schema.GroupVersion, res
 	defer s.mu.Unlock()
 	s.lists[resource]++
 	var items []runtime.Object
+	accept := r.Header.Get("Accept")
+	if first := strings.HasPrefix(accept, s.media); !first && s.media == protobuf || strings.Contains(accept, "=PartialObjectMetadata") && strings.Count(accept, "=PartialObjectMetadataList;") != strings.Count(accept, "application/") {
+		s.t.Errorf("list of %s with Accept: %s", resource, accept)
+	}
 	if convert != nil {
 		list, group = &metav1.PartialObjectMetadataList{}, metadataVersion
 	}

@@ -106,7 +106,9 @@ func run(ctx context.Context, opts options, stdout, stderr io.Writer) (int, erro
 		})
 	}
 	var machines errgroup.Group
-	machines.SetLimit(runtime.NumCPU() + 1)
+	if machines.SetLimit(runtime.NumCPU() + 1); opts.kernel == "host" {
+		machines.SetLimit(1)
+	}
 	whole := func(i int, p testPackage) bool {
 		return !onHost || !p.kernel || i == len(kernels)-1 && !slices.Contains(alike, p.name)
 	}
