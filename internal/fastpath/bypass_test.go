@@ -76,9 +76,6 @@ func testLateRule(t *testing.T, engine Engine) {
 	for _, p := range []lab.Protocol{lab.TCP, lab.UDP} {
 		for _, r := range lateRules {
 			t.Run(fmt.Sprint(p, " ", r.name), func(t *testing.T) {
-				if p == lab.UDP && strings.HasPrefix(kerneltest.Kernel(), "6.1.") {
-					t.Skip("slow: runs on a newer kernel")
-				}
 				w := newWorld(t, Config{Engine: engine, Threshold: threshold})
 				to, elsewhere := w.stream(p, web, false), w.stream(p, web, true)
 				w.fast(to, elsewhere)
