@@ -6,13 +6,50 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/prometheus/procfs"
 	"github.com/slipstream-proxy/slipstream/bench/bench"
 	"github.com/slipstream-proxy/slipstream/internal/collect"
 	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
 )
+
+const busyStart = "the machine's processors during a start, %"
+
+// idleTimes records the time in which processors have nothing to do, until what it returns is called after something that
+// has taken the last of some nanoseconds: that returns for how much of it all processors were busy, in percent.
+func idleTimes() (busy func(took []float64) float64) {
+	var at []time.Time
+	var idle []float64 // seconds
+	end, ended := make(chan bool), make(chan bool)
+	go func() {
+		defer close(ended)
+		fs, err := procfs.NewDefaultFS()
+		for err == nil {
+			var s procfs.Stat
+			if s, err = fs.Stat(); err == nil {
+				at, idle = append(at, time.Now()), append(idle, s.CPUTotal.Idle+s.CPUTotal.Iowait)
+			}
+			select {
+			case <-end:
+				return
+			case <-time.After(10 * time.Millisecond):
+			}
+		}
+	}()
+	return func(took []float64) float64 {
+		now := time.Now()
+		close(end)
+		<-ended
+		window := time.Duration(took[len(took)-1])
+		first := slices.IndexFunc(at, func(t time.Time) bool { return now.Sub(t) <= window })
+		return 100 * (1 - (idle[len(idle)-1]-idle[first])/float64(runtime.NumCPU())/window.Seconds())
+	}
+}
 
 // BenchmarkStart starts Slipstream, or each of the binaries in BINS=/path/one,/path/other, in turns with a client that only
 // reads, with SERVICES=10000. It prints medians, and each start.
@@ -28,7 +65,9 @@ func BenchmarkStart(b *testing.B) {
 		m, err := e.newMeasurement(b.Context(), subject)
 		check(err)
 		m.samples = samples
+		idle := idleTimes()
 		start(m)
+		samples.Add(busyStart, idle(samples[started.Name]))
 		check(m.startUsage(b.Context()))
 		check(m.proxy.Close())
 		check(m.node.remove(b.Context()))
@@ -44,7 +83,7 @@ func BenchmarkStart(b *testing.B) {
 	}
 	for i, name := range append(binaries, "reader") {
 		median := func(of string) float64 { return bench.Median(all[i][of]) / 1e6 }
-		fmt.Printf("%-20s start %5.0f ms, processor time %5.0f ms, peak RSS %5.1f MB; starts %.0f\n", filepath.Base(name), median(started.Name),
-			median(startCPU.Name), median(peakStart.Name), collect.From(all[i][started.Name], func(ns float64) float64 { return ns / 1e6 }))
+		fmt.Printf("%-20s start %5.0f ms, processors busy %3.0f %%, processor time %5.0f ms, peak RSS %5.1f MB; starts %.0f\n", filepath.Base(name), median(started.Name),
+			bench.Median(all[i][busyStart]), median(startCPU.Name), median(peakStart.Name), collect.From(all[i][started.Name], func(ns float64) float64 { return ns / 1e6 }))
 	}
 }
