@@ -30,12 +30,14 @@ var streams = []string{
 
 const initial = "&watch=true&sendInitialEvents=true&allowWatchBookmarks=true&resourceVersionMatch=NotOlderThan"
 
-// read reads the objects that a proxy needs, and does nothing with them. It prints "complete" when it has all.
+// read reads the objects that a proxy needs, and does nothing with them, with gzip unless PLAIN=1. It prints "complete" when
+// it has all.
 func read(kubeconfig string) error {
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {
 		return err
 	}
+	config.DisableCompression = os.Getenv("PLAIN") != ""
 	client, err := rest.HTTPClientFor(config)
 	if err != nil {
 		return err

@@ -52,7 +52,7 @@ func idleTimes() (busy func(took []float64) float64) {
 }
 
 // BenchmarkStart starts Slipstream, or each of the binaries in BINS=/path/one,/path/other, in turns with a client that only
-// reads, with SERVICES=10000. It prints medians, and each start.
+// reads (PLAIN=1: without gzip), with SERVICES=10000. It prints medians, and each start.
 func BenchmarkStart(b *testing.B) {
 	check := failing(b)
 	binaries := strings.FieldsFunc(os.Getenv("BINS"), func(r rune) bool { return r == ',' })
