@@ -16,7 +16,7 @@ import (
 // least. How long they take is not looked at.
 func TestMeasure(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTables)
-	if strings.HasSuffix(kerneltest.Kernel(), " uml") {
+	if kerneltest.UML() {
 		t.Skip("slipstream would be built in User Mode Linux, which is slow")
 	}
 	slipstream, err := proxies.BuildSlipstream(t.Context(), t.TempDir())

@@ -14,7 +14,7 @@ import (
 // Every observer gets answers, and the proxy is measured for each. How much it uses is not looked at.
 func TestMeasure(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTables)
-	if strings.HasSuffix(kerneltest.Kernel(), " uml") {
+	if kerneltest.UML() {
 		t.Skip("slipstream would be built in User Mode Linux, which is slow")
 	}
 	slipstream, err := proxies.BuildSlipstream(t.Context(), t.TempDir())

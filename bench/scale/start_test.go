@@ -18,7 +18,10 @@ import (
 	"github.com/slipstream-proxy/slipstream/test/cluster/proxies"
 )
 
-const busyStart = "the machine's processors during a start, %"
+const (
+	busyStart     = "the machine's processors during a start, %"
+	receivedStart = "bytes received for a start"
+)
 
 // idleTimes records the time in which processors have nothing to do, until what it returns is called after something that
 // has taken the last of some nanoseconds: that returns for how much of it all processors were busy, in percent.
@@ -68,6 +71,9 @@ func BenchmarkStart(b *testing.B) {
 		idle := idleTimes()
 		start(m)
 		samples.Add(busyStart, idle(samples[started.Name]))
+		link, err := m.node.Netlink().LinkByName("eth0")
+		check(err)
+		samples.Add(receivedStart, float64(link.Attrs().Statistics.RxBytes))
 		check(m.startUsage(b.Context()))
 		check(m.proxy.Close())
 		check(m.node.remove(b.Context()))
@@ -83,7 +89,7 @@ func BenchmarkStart(b *testing.B) {
 	}
 	for i, name := range append(binaries, "reader") {
 		median := func(of string) float64 { return bench.Median(all[i][of]) / 1e6 }
-		fmt.Printf("%-20s start %5.0f ms, processors busy %3.0f %%, processor time %5.0f ms, peak RSS %5.1f MB; starts %.0f\n", filepath.Base(name), median(started.Name),
-			bench.Median(all[i][busyStart]), median(startCPU.Name), median(peakStart.Name), collect.From(all[i][started.Name], func(ns float64) float64 { return ns / 1e6 }))
+		fmt.Printf("%-20s start %5.0f ms, processors busy %3.0f %%, processor time %5.0f ms, peak RSS %5.1f MB, received %5.1f MB; starts %.0f\n", filepath.Base(name), median(started.Name),
+			bench.Median(all[i][busyStart]), median(startCPU.Name), median(peakStart.Name), median(receivedStart), collect.From(all[i][started.Name], func(ns float64) float64 { return ns / 1e6 }))
 	}
 }

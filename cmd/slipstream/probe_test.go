@@ -253,7 +253,7 @@ func TestIPv6Disabled(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute)
 	defer cancel()
-	if strings.HasSuffix(kerneltest.Kernel(), " uml") {
+	if kerneltest.UML() {
 		t.Skip("NOT RUN: User Mode Linux boots no machine of its own")
 	}
 	kernel, err := uml.Find(ctx, "../../test/kernel/build.sh", uml.Versions[0])

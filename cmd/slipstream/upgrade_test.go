@@ -28,7 +28,7 @@ import (
 // from which upgrades are tested.
 func previous(t *testing.T) string {
 	t.Helper()
-	if strings.HasSuffix(kerneltest.Kernel(), " uml") { // compiling is slow there
+	if kerneltest.UML() { // compiling is slow there
 		t.Skip("NOT RUN on kernel " + kerneltest.Kernel() + ": runs on the host")
 	}
 	folder, err := buildPrevious()

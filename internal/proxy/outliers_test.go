@@ -202,7 +202,7 @@ func TestOutlierNotEjected(t *testing.T) {
 // TestOutlierFullTable: conntrack's table is full, so that neither clients nor this node reach an endpoint to which a policy has
 // dropped a client's connections before. It is not ejected.
 func TestOutlierFullTable(t *testing.T) {
-	if !strings.HasSuffix(kerneltest.Kernel(), " uml") {
+	if !kerneltest.UML() {
 		t.Skip("NOT RUN: the size of conntrack's table is that of all network namespaces")
 	}
 	w := newWard(t, 4, "on")

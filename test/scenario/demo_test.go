@@ -494,7 +494,7 @@ func (d *demo) cleanup() error {
 func demoBinary(t *testing.T) string {
 	t.Helper()
 	kerneltest.Require(t, kerneltest.NFTables)
-	if onUML() {
+	if kerneltest.UML() {
 		t.Skip("slow: it is compiled, and shown on the machine's own kernel")
 	}
 	if *slipstream != "" {

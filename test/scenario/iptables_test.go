@@ -22,7 +22,7 @@ func newIPTables(v iptables.Variant) Mode {
 // onlyHere skips, on User Mode Linux, stories that the machine's own kernel can run, and on the oldest kernel
 // the others, too: commands take several times as long there, and each story runs hundreds.
 func onlyHere(story string) string {
-	if onUML() && (onOldest() || !strings.Contains(story, "sctp")) {
+	if kerneltest.UML() && (onOldest() || !strings.Contains(story, "sctp")) {
 		return "slow: what runs commands is tested on the machine's own kernel"
 	}
 	return ""
@@ -38,8 +38,6 @@ func only(story string, lists ...[]string) string {
 
 // onOldest reports whether this is the oldest kernel of the tests, which has much that newer ones do otherwise.
 func onOldest() bool { return strings.HasPrefix(kerneltest.Kernel(), "6.1.") }
-
-func onUML() bool { return strings.HasSuffix(kerneltest.Kernel(), " uml") }
 
 // TestIPTablesLegacy runs every story in iptables mode, over x_tables.
 func TestIPTablesLegacy(t *testing.T) {

@@ -20,9 +20,9 @@ func TestNFTables(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTables)
 	Run(t, "nftables", newNFTables, func(story string) string {
 		switch {
-		case onUML() && onOldest():
+		case kerneltest.UML() && onOldest():
 			return only(story, basic, more)
-		case onUML():
+		case kerneltest.UML():
 			return only(story, few)
 		}
 		return ""
@@ -33,7 +33,7 @@ func TestNFTables(t *testing.T) {
 // algorithms than a random choice.
 func TestNFTablesAlgorithms(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTables)
-	if onUML() {
+	if kerneltest.UML() {
 		t.Skip("slow: package nftables tests the algorithms on these kernels")
 	}
 	for _, algorithm := range []desired.Algorithm{desired.RoundRobin, desired.MaglevPort} {
@@ -51,7 +51,7 @@ func TestNFTablesAlgorithms(t *testing.T) {
 // TestNFTablesSpread makes sure that backends share the load, in nftables mode.
 func TestNFTablesSpread(t *testing.T) {
 	kerneltest.Require(t, kerneltest.NFTables)
-	if onUML() {
+	if kerneltest.UML() {
 		t.Skip("slow: package nftables tests the spread on an older kernel")
 	}
 	RunSpread(t, newNFTables)

@@ -2,11 +2,15 @@
 
 package scenario
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/slipstream-proxy/slipstream/test/kernel/kerneltest"
+)
 
 // TestDesired runs every story without a kernel.
 func TestDesired(t *testing.T) {
-	if onUML() {
+	if kerneltest.UML() {
 		t.Skip("needs no kernel")
 	}
 	Run(t, "", nil, nil)

@@ -114,7 +114,7 @@ func simulate(t *testing.T, p plan) (w *world) {
 
 // onHost skips a test on User Mode Linux: it uses no kernel.
 func onHost(t *testing.T) {
-	if strings.HasSuffix(kerneltest.Kernel(), " uml") {
+	if kerneltest.UML() {
 		t.Skip("the same on each kernel")
 	}
 }

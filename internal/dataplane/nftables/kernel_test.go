@@ -52,7 +52,7 @@ func newKernel(t *testing.T) *kernel {
 // slow skips a test on User Mode Linux, where it takes more than ten seconds: it is about what Slipstream writes and finds,
 // which the kernel's version does not change.
 func slow(t *testing.T) {
-	if strings.HasSuffix(kerneltest.Kernel(), " uml") {
+	if kerneltest.UML() {
 		t.Skip("slow: runs on the machine's own kernel")
 	}
 }

@@ -58,8 +58,8 @@ func NewClient(config *rest.Config) (*Client, error) {
 // 1 Gbit/s or more, at which gzip takes longer than it saves.
 var near = time.Millisecond
 
-// uncompressed makes clients ask API servers that are near for answers without compression. Nobody knows how far a server
-// behind a proxy is.
+// uncompressed makes clients ask API servers that are near for answers without compression. The round trip to a
+// proxy says nothing about the server behind it.
 func uncompressed(c *rest.Config) {
 	host, port := location(c)
 	dial, isNear := c.Dial, new(atomic.Bool)
@@ -85,7 +85,7 @@ type plain struct {
 func (p plain) RoundTrip(r *http.Request) (*http.Response, error) {
 	var clone *http.Request
 	dialed := func(httptrace.GotConnInfo) { // net/http reads the header afterwards
-		if p.near.Load() {
+		if p.near.Load() && clone.Header.Get("Accept-Encoding") == "" {
 			clone.Header.Set("Accept-Encoding", "identity")
 		}
 	}

@@ -314,7 +314,8 @@ func (s *server) serveList(w http.ResponseWriter, r *http.Request, group schema.
 	s.lists[resource]++
 	var items []runtime.Object
 	accept := r.Header.Get("Accept")
-	if first := strings.HasPrefix(accept, s.media); !first && s.media == protobuf || strings.Contains(accept, "=PartialObjectMetadata") && strings.Count(accept, "=PartialObjectMetadataList;") != strings.Count(accept, "application/") {
+	lists := strings.Count(accept, "=PartialObjectMetadataList;") // in each media type, or in none
+	if s.media == protobuf && !strings.HasPrefix(accept, protobuf) || convert != nil && lists != strings.Count(accept, "application/") {
 		s.t.Errorf("list of %s with Accept: %s", resource, accept)
 	}
 	if convert != nil {

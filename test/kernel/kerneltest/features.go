@@ -37,7 +37,7 @@ var Root = Define("root", func() error {
 
 // OwnClock is a clock that a test may set: that of User Mode Linux.
 var OwnClock = Define("clock of its own", func() error {
-	if !strings.HasSuffix(Kernel(), " uml") {
+	if !UML() {
 		return errors.New("not User Mode Linux, so all processes share the clock")
 	}
 	return nil

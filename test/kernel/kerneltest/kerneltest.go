@@ -106,6 +106,9 @@ func NewLab(t testing.TB) *lab.Lab {
 // "6.12.94+deb12-amd64", followed by " uml" on User Mode Linux.
 func Kernel() string { return kernel() }
 
+// UML reports whether the running kernel is User Mode Linux.
+func UML() bool { return strings.HasSuffix(Kernel(), " uml") }
+
 var kernel = sync.OnceValue(func() string {
 	var name unix.Utsname
 	_ = unix.Uname(&name) // it fails for a bad pointer only
